@@ -1,0 +1,34 @@
+"""Compiles one graph for HTP: a JSON job on stdin, a JSON report as the last line of stdout."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+
+from export.engines.htp import qnn_session
+
+
+def main() -> int:
+    """Compile and report; the exit code is 1 when the compiler said no."""
+    job = json.load(sys.stdin)
+    entries = {
+        "ep.context_enable": "1",
+        "ep.context_file_path": job["context"],
+        "ep.context_embed_mode": "0",
+    }
+    began = time.monotonic()
+    try:
+        qnn_session(Path(job["qdq"]), job["soc_model"], job["htp_arch"], entries, job["options"])
+    except Exception as error:  # whatever the compiler raises is the report
+        print(json.dumps({"error": str(error)}))
+        return 1
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps({"compile_s": time.monotonic() - began, "peak_rss_bytes": peak}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

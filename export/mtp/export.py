@@ -1,0 +1,296 @@
+"""`hyco-npu export mtp`: from a head's checkpoint to a bundle that a phone could run.
+
+Reads, traces, restricts, calibrates, quantises, compiles, records samples, and writes everything into one folder that
+appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_ir as ir
+from pydantic import TypeAdapter
+
+from calibration.ranges import Ranges
+from export.bundle import BundleWriter
+from export.bundle.manifest import (
+    CalibrationInfo,
+    GraphInfo,
+    KeepSetInfo,
+    Manifest,
+    SourceInfo,
+    TableInfo,
+    TargetStatus,
+    TensorInfo,
+)
+from export.checkpoint.mtp import MtpConfig
+from export.engines.cpu import FloatGraph, QuantizedGraph, cpu_session
+from export.engines.htp import TARGETS, CompiledGraph, Target, compile_graph, simulator_session, why_unavailable
+from export.graphs.feeds import FeedBuilder
+from export.graphs.mtp import MtpHead, load_mtp_head
+from export.mtp.calibrate import collect_ranges, save_graph, save_observed
+from export.mtp.chain import MtpChain
+from export.mtp.check import CPU_STAGE, GRAPH_NAME, SAMPLES_FILE, SIMULATOR_STAGE, reference_stages
+from export.mtp.float_graph import build_float_graph
+from export.mtp.options import MtpExportResult
+from export.mtp.parity import Stage, compare
+from export.mtp.quantized_graph import QuantizedStep, quantize_step
+from export.mtp.reference import FakeQuantizedHead, TransformersHead
+from export.mtp.samples import record_samples, run_samples, save_samples, stack_outputs
+from export.mtp.sources import (
+    Evidence,
+    Sources,
+    choose_keep_set,
+    copy_tokenizer,
+    gather_evidence,
+    open_sources,
+    table_and_embed,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from calibration.keepset import KeepSet
+    from export.checkpoint.reader import CheckpointReader
+    from export.checkpoint.source import CheckpointSource
+    from export.engines.graph_io import BoundaryTensor
+    from export.mtp.options import MtpExportOptions
+    from export.mtp.samples import Samples
+    from quant.table import EmbeddingTable
+
+_PACKAGES = ("hyco-npu", "torch", "transformers", "onnx", "onnx_ir", "onnxruntime", "onnxruntime-qnn")
+
+
+@dataclass(frozen=True)
+class _Made:
+    """Intermediate results that the manifest describes."""
+
+    keep: KeepSet
+    keep_source: str
+    table: EmbeddingTable | None
+    ranges: Ranges
+    step: QuantizedStep
+    samples: Samples
+    compiled: CompiledGraph | None
+    simulated: Stage | None
+
+
+def export_mtp(options: MtpExportOptions, progress: Callable[[str], None]) -> MtpExportResult:
+    """Export as `options` say; the bundle appears at `options.out` when all of it is there.
+
+    Raises:
+        UsageError: options that do not fit, an `out` that exists (without force).
+        CheckpointError, CalibrationError, PassError, CompileError: naming file, tensor, value or node.
+    """
+    with BundleWriter(options.out, force=options.force) as writer:
+        progress("reading checkpoints")
+        sources = open_sources(options)
+        evidence = gather_evidence(sources, options, progress)
+        made = _make(sources, evidence, options, writer.path, progress)
+        copy_tokenizer(sources, writer.path)
+        progress("hashing and writing the bundle")
+        bundle = writer.finish(_manifest(sources, made, options))
+    return _result(bundle.folder, made, evidence, options)
+
+
+def _make(
+    sources: Sources,
+    evidence: Evidence,
+    options: MtpExportOptions,
+    path: Callable[[str], Path],
+    progress: Callable[[str], None],
+) -> _Made:
+    keep, keep_source = choose_keep_set(sources, options, evidence.sequences)
+    keep.save(path("keep_set.json"))
+    progress("building the embedding table")
+    table, embed = table_and_embed(sources, keep, options.seed)
+    if table is not None:
+        table.save(path("tables/embedding.safetensors"))
+    config = sources.head.config
+    feeds = FeedBuilder(config, options.window, options.position_rule)
+    chain = MtpChain(feeds, keep.token_ids, embed)
+    head = load_mtp_head(config, sources.head.state_dict())
+    with TemporaryDirectory() as scratch:
+        progress("tracing and cutting the graph")
+        model = build_float_graph(head, keep.token_ids, options.window)
+        ranges, samples = _observe(model, chain, evidence, Path(scratch), progress)
+    ranges.save(path("ranges.json"))
+    progress("quantising weights and activations")
+    step = quantize_step(model, ranges.bounds, options.bits)
+    qdq = path(f"graphs/{GRAPH_NAME}.qdq.onnx")
+    ir.save(step.model, qdq)
+    progress("running the references on held-out samples")
+    _add_references(samples, sources, head, step, chain)
+    save_samples(samples, path(SAMPLES_FILE))
+    compiled = simulated = None
+    if why_unavailable() is None:
+        target = TARGETS[options.target]
+        progress(f"compiling for {target.name}")
+        compiled = compile_graph(qdq, path(f"graphs/{GRAPH_NAME}.{target.name}.onnx"), target)
+        progress("one step on the HTP simulator")
+        simulated = _simulate_once(qdq, compiled, target, step, samples, feeds)
+    return _Made(keep, keep_source, table, ranges, step, samples, compiled, simulated)
+
+
+def _simulate_once(
+    qdq: Path, compiled: CompiledGraph, target: Target, step: QuantizedStep, samples: Samples, feeds: FeedBuilder
+) -> Stage:
+    on_cpu = run_samples(samples, feeds, QuantizedGraph(cpu_session(qdq), step.boundary), [0])
+    simulator = QuantizedGraph(simulator_session(compiled.context, target), step.boundary)
+    return compare(SIMULATOR_STAGE, run_samples(samples, feeds, simulator, [0]), CPU_STAGE, on_cpu)
+
+
+def _observe(
+    model: ir.Model, chain: MtpChain, evidence: Evidence, scratch: Path, progress: Callable[[str], None]
+) -> tuple[Ranges, Samples]:
+    save_graph(model, scratch / "float.onnx")
+    ranges = evidence.ranges
+    if ranges is None:
+        progress("calibrating activations")
+        save_observed(model, scratch / "observed.onnx")
+        ranges = Ranges(collect_ranges(scratch / "observed.onnx", chain, evidence.calibration), evidence.source)
+    samples = record_samples(chain, evidence.held_out, FloatGraph(scratch / "float.onnx"))
+    return ranges, samples
+
+
+def _add_references(samples: Samples, sources: Sources, head: MtpHead, step: QuantizedStep, chain: MtpChain) -> None:
+    everything = range(len(samples))
+    builder, keep = chain.feeds, np.array(chain.token_ids)
+    offset = int(builder.position_rule == "p-1")
+    fake = FakeQuantizedHead(head, step.weights, keep, builder.window)
+    samples.references["fake_quant"] = run_samples(samples, builder, fake, everything)
+    del fake
+    reference = TransformersHead(sources.head_source.folder, keep)
+    results = []
+    for index in everything:
+        reference.position = samples.states[int(samples.state_of[index])].position - offset
+        results.append(reference.run(samples.feed(builder, index)))
+    samples.references["transformers"] = stack_outputs(results)
+
+
+def _manifest(sources: Sources, made: _Made, options: MtpExportOptions) -> Manifest:
+    target, compiled = TARGETS[options.target], made.compiled
+    stages = reference_stages(made.samples, range(len(made.samples)))
+    stages += [made.simulated] if made.simulated else []
+    return Manifest(
+        kind="mtp",
+        created_utc=datetime.now(UTC),
+        tool_versions={name: found for name in _PACKAGES if (found := _version(name))},
+        source=_source(
+            sources.head_source,
+            sources.head.reader,
+            TypeAdapter(MtpConfig).dump_python(sources.head.config, mode="json"),
+        ),
+        verifier=_verifier_source(sources),
+        bits=options.bits,  # type: ignore[arg-type]
+        window=options.window,
+        position_rule=options.position_rule,
+        keep_set=KeepSetInfo(
+            file="keep_set.json", size=made.keep.size, sha256=made.keep.sha256, vocab_size=made.keep.vocab_size
+        ),
+        calibration=CalibrationInfo(source=made.ranges.source, sha256=made.ranges.sha256),
+        seed=options.seed,
+        graphs=(_graph_info(made, options),),
+        table=_table_info(made.table),
+        parity={f"{s.name}.{key}": getattr(s, key) for s in stages for key in ("cosine", "sqnr_db", "max_abs_error")},
+        targets=(
+            TargetStatus(
+                target=target.name,
+                soc_model=target.soc_model,
+                htp_arch=f"v{target.htp_arch}",
+                qnn_version=compiled.qnn_version if compiled else None,
+                compiled=compiled is not None,
+                simulated=made.simulated is not None,
+            ),
+        ),
+    )
+
+
+def _graph_info(made: _Made, options: MtpExportOptions) -> GraphInfo:
+    files = {"qdq": f"graphs/{GRAPH_NAME}.qdq.onnx"}
+    if made.compiled is not None:
+        files |= {"context": f"graphs/{made.compiled.context.name}", "binary": f"graphs/{made.compiled.binary.name}"}
+    return GraphInfo(
+        name=GRAPH_NAME,
+        rows=1,
+        files=files,
+        inputs=tuple(map(_tensor_info, made.step.boundary.inputs)),
+        outputs=tuple(map(_tensor_info, made.step.boundary.outputs)),
+        weight_bytes=sum(w.codes.numel() * options.bits // 8 + w.scale.numel() * 4 for w in made.step.weights.values()),
+        nodes_on_npu=made.compiled.nodes_on_npu if made.compiled else None,
+        nodes_off_npu=made.compiled.nodes_off_npu if made.compiled else None,
+    )
+
+
+def _tensor_info(tensor: BoundaryTensor) -> TensorInfo:
+    return TensorInfo(
+        name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, scale=tensor.scale, zero_point=tensor.zero_point
+    )
+
+
+def _table_info(table: EmbeddingTable | None) -> TableInfo | None:
+    if table is None:
+        return None
+    rows, width = table.codes.shape
+    file = "tables/embedding.safetensors"
+    return TableInfo(file=file, rows=rows, width=width, bits=8, size_bytes=table.size_bytes)
+
+
+def _source(source: CheckpointSource, reader: CheckpointReader, config: dict[str, object]) -> SourceInfo:
+    origin = Path(source.origin).name if source.revision is None else source.origin
+    return SourceInfo(origin=origin, revision=source.revision, sha256=reader.sha256, config=config)  # type: ignore[arg-type]
+
+
+def _verifier_source(sources: Sources) -> SourceInfo | None:
+    if sources.verifier_source is None or sources.embeddings is None:
+        return None
+    dimensions = {"hidden_size": sources.embeddings.hidden_size, "vocab_size": sources.embeddings.vocab_size}
+    return _source(sources.verifier_source, sources.embeddings.reader, dict(dimensions))
+
+
+def _result(folder: Path, made: _Made, evidence: Evidence, options: MtpExportOptions) -> MtpExportResult:
+    compiled = made.compiled
+    own_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    warnings = []
+    if evidence.source.startswith("synthetic"):
+        warnings.append("activation ranges come from synthetic states: for size and speed work, not for deployment")
+    if compiled is None:
+        warnings.append(f"not compiled: {why_unavailable()}")
+    fp32 = reference_stages(made.samples, range(len(made.samples)))[0]
+    graphs = folder / "graphs"
+    return MtpExportResult(
+        bundle=str(folder),
+        target=options.target,
+        bits=options.bits,
+        window=options.window,
+        keep_set_size=made.keep.size,
+        keep_set_source=made.keep_source,
+        calibration=made.ranges.source,
+        graph_bytes=(graphs / compiled.binary.name).stat().st_size if compiled else None,
+        qdq_bytes=(graphs / f"{GRAPH_NAME}.qdq.onnx").stat().st_size,
+        lut_bytes=made.table.codes.nbytes if made.table is not None else 0,
+        compile_s=compiled.compile_s if compiled else None,
+        peak_rss_bytes=max(own_peak, compiled.peak_rss_bytes if compiled else 0),
+        nodes_on_npu=compiled.nodes_on_npu if compiled else None,
+        nodes_off_npu=compiled.nodes_off_npu if compiled else None,
+        qnn_version=compiled.qnn_version if compiled else None,
+        parity_max_abs_error=fp32.max_abs_error,
+        measured_on_device="not measured",
+        warnings=warnings,
+    )
+
+
+def _version(package: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,191 @@
+"""What an export reads: the head, its verifier, the keep set, and the states that it is calibrated and checked on."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from calibration.errors import CalibrationError
+from calibration.keepset import KeepSet, count_tokens, most_frequent
+from calibration.prompts import encode_prompt, read_prompts
+from calibration.ranges import Ranges
+from export.checkpoint.config import read_stop_set
+from export.checkpoint.mtp import read_mtp_checkpoint
+from export.checkpoint.reader import CheckpointReader
+from export.checkpoint.source import CheckpointSource, resolve_checkpoint
+from export.checkpoint.verifier import TABLE_PATTERN, VerifierEmbeddings
+from export.errors import ExportError
+from export.mtp.options import DEFAULT_KEEP_SIZE, SYNTHETIC
+from export.mtp.states import PromptStates, halved, states_of_prompts, synthetic_states
+from quant.errors import UsageError
+from quant.table import EmbeddingTable, build_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transformers import PreTrainedTokenizerBase
+
+    from calibration.states import HeadState
+    from export.checkpoint.mtp import MtpCheckpoint
+    from export.mtp.options import MtpExportOptions
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
+_SYNTHETIC_STATES = 2
+_CHECKED_STATES = 8
+_SMALL_VOCABULARY_SHARE = 0.75
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Opened checkpoints; `verifier` and `embeddings` are None under --no-table."""
+
+    head_source: CheckpointSource
+    head: MtpCheckpoint
+    verifier_source: CheckpointSource | None
+    embeddings: VerifierEmbeddings | None
+    tokenizer: PreTrainedTokenizerBase | None
+    tokenizer_folder: Path | None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """States for calibration and for checks, ready-made ranges if given, and where they come from."""
+
+    calibration: list[HeadState]
+    held_out: list[HeadState]
+    ranges: Ranges | None
+    source: str
+    sequences: list[list[int]]
+
+
+def open_sources(options: MtpExportOptions) -> Sources:
+    """Open and check the head and, for its table, the verifier."""
+    head_source = resolve_checkpoint(options.checkpoint)
+    head = read_mtp_checkpoint(head_source.folder)
+    verifier_source = embeddings = None
+    if options.verifier is not None:
+        verifier_source = resolve_checkpoint(options.verifier, tensors=TABLE_PATTERN)
+        embeddings = VerifierEmbeddings(verifier_source.folder)
+        embeddings.require_backbone(head.config.backbone_hidden_size)
+        if embeddings.vocab_size != head.config.vocab_size:
+            raise ExportError(
+                f"the verifier has {embeddings.vocab_size} tokens, the head {head.config.vocab_size}: not a pair"
+            )
+    folders = [source.folder for source in (head_source, verifier_source) if source is not None]
+    folder = next((f for f in folders if (f / TOKENIZER_FILES[0]).is_file()), None)
+    return Sources(head_source, head, verifier_source, embeddings, _tokenizer(folder), folder)
+
+
+def gather_evidence(sources: Sources, options: MtpExportOptions, progress: Callable[[str], None]) -> Evidence:
+    """States to calibrate on and to check on; synthetic ones where the verifier cannot run, and marked so."""
+    ranges = _given_ranges(options)
+    verifier = None if options.calibration == SYNTHETIC else _runnable_verifier(sources)
+    if verifier is None or sources.tokenizer is None:
+        if options.calibration not in (None, SYNTHETIC) and ranges is None:
+            raise CalibrationError(
+                f"--calibration {options.calibration}: running prompts needs the whole verifier and a tokenizer; give "
+                'a file of ranges, or "synthetic" for size and speed work'
+            )
+        states = synthetic_states(sources.head.config, options.window, 2 * _SYNTHETIC_STATES, options.seed)
+        source = ranges.source if ranges else f"synthetic:seed{options.seed}"
+        held_out = [halved(state) for state in states[_SYNTHETIC_STATES:]]
+        return Evidence(states[:_SYNTHETIC_STATES], held_out, ranges, source, [])
+    prompts = options.default_prompts if ranges or options.calibration is None else Path(options.calibration)
+    progress("verifier answers calibration prompts")
+    seen = _run_prompts(verifier, sources.tokenizer, prompts, options.window)
+    unseen = _run_prompts(verifier, sources.tokenizer, options.held_out_prompts, options.window)
+    source = ranges.source if ranges else f"prompts:{hashlib.sha256(prompts.read_bytes()).hexdigest()}"
+    step = max(1, len(unseen.states) // _CHECKED_STATES)
+    held_out = [halved(state) for state in unseen.states[::step][:_CHECKED_STATES]]
+    return Evidence(seen.states, held_out, ranges, source, seen.sequences)
+
+
+def choose_keep_set(sources: Sources, options: MtpExportOptions, sequences: list[list[int]]) -> tuple[KeepSet, str]:
+    """The keep set and where it comes from: a file, or the most frequent tokens of the calibration texts."""
+    vocabulary = sources.head.config.vocab_size
+    folder = sources.verifier_source.folder if sources.verifier_source else sources.head_source.folder
+    stop = read_stop_set(folder, sources.tokenizer).token_ids
+    wanted = options.keep_set
+    if wanted is not None and not wanted.isdecimal():
+        return KeepSet.load(Path(wanted), vocabulary, stop), f"file {Path(wanted).name}"
+    size = int(wanted) if wanted is not None else default_keep_size(vocabulary)
+    always = {*stop, *(sources.tokenizer.all_special_ids if sources.tokenizer is not None else ())}
+    if not sequences and sources.tokenizer is not None:
+        prompts = read_prompts(options.default_prompts)
+        sequences = [encode_prompt(sources.tokenizer, prompt) for prompt in prompts]
+    if not len(always) <= size <= vocabulary:
+        raise UsageError(f"--keep-set {size} must lie between {len(always)} required and {vocabulary} tokens")
+    counts = count_tokens(sequences, vocabulary)
+    origin = f"{size} most frequent" if sequences else f"{size} lowest ids: no tokenizer to count prompts with"
+    return most_frequent(counts, size, always, vocabulary), origin
+
+
+def default_keep_size(vocabulary: int) -> int:
+    """86,016 tokens, or three quarters of a vocabulary that is smaller than that."""
+    return DEFAULT_KEEP_SIZE if vocabulary > DEFAULT_KEEP_SIZE else int(vocabulary * _SMALL_VOCABULARY_SHARE)
+
+
+def table_and_embed(
+    sources: Sources, keep: KeepSet, seed: int
+) -> tuple[EmbeddingTable | None, Callable[[int], np.ndarray]]:
+    """The 8-bit CPU table of the keep set and its lookup; without a verifier, random rows for size work."""
+    if sources.embeddings is not None:
+        table = build_table(sources.embeddings.chunks(torch.from_numpy(np.array(keep.token_ids))))
+        return table, lambda token_id: table.lookup(token_id).numpy()
+    width = sources.head.config.backbone_hidden_size
+
+    def random_row(token_id: int) -> np.ndarray:
+        return np.random.default_rng([seed, token_id]).standard_normal(width).astype(np.float32)
+
+    return None, random_row
+
+
+def copy_tokenizer(sources: Sources, path: Callable[[str], Path]) -> None:
+    """Copy the tokenizer's files into the bundle."""
+    if sources.tokenizer_folder is None:
+        return
+    for name in TOKENIZER_FILES:
+        if (sources.tokenizer_folder / name).is_file():
+            shutil.copyfile(sources.tokenizer_folder / name, path(f"tokenizer/{name}"))
+
+
+def _given_ranges(options: MtpExportOptions) -> Ranges | None:
+    if options.calibration is None or options.calibration == SYNTHETIC:
+        return None
+    path = Path(options.calibration)
+    if not path.is_file():
+        raise UsageError(f"--calibration {path}: no such file; give ranges (.json), prompts (.jsonl) or synthetic")
+    return Ranges.load(path) if path.suffix == ".json" else None
+
+
+def _runnable_verifier(sources: Sources) -> object | None:
+    """The verifier as transformers runs it, if its checkpoint holds more than the embedding table."""
+    if sources.verifier_source is None:
+        return None
+    reader = CheckpointReader(sources.verifier_source.folder)
+    if not any(".layers." in name for name in reader.names):
+        return None
+    from transformers import Gemma4ForCausalLM
+
+    verifier: object = Gemma4ForCausalLM.from_pretrained(sources.verifier_source.folder, dtype=torch.float32).eval()
+    return verifier
+
+
+def _run_prompts(verifier: object, tokenizer: PreTrainedTokenizerBase, path: Path, window: int) -> PromptStates:
+    prompts = [encode_prompt(tokenizer, prompt) for prompt in read_prompts(path)]
+    return states_of_prompts(verifier, prompts, window)  # type: ignore[arg-type]
+
+
+def _tokenizer(folder: Path | None) -> PreTrainedTokenizerBase | None:
+    if folder is None:
+        return None
+    from transformers import AutoTokenizer
+
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return tokenizer

@@ -1,0 +1,134 @@
+"""`hyco-npu demo`: export, check, draft, and say what was not measured."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hyco_npu.cli.check import check_json, stage_table
+from hyco_npu.cli.command import command
+from hyco_npu.cli.output import JsonOption, stderr_console, write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+    from transformers import PreTrainedTokenizerBase
+
+    from export.mtp.check import CheckResult
+    from export.mtp.options import MtpExportResult
+    from hyco_npu.demo import DemoRound
+
+
+app = typer.Typer()
+
+
+@command(app, "demo", example="hyco-npu demo --max-new-tokens 64")
+def demo(
+    prompt: Annotated[
+        str | None, typer.Option(help="Question to answer.", show_default="a held-out word problem")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Length of the answer, at most.")] = 96,
+    out: Annotated[
+        Path | None,
+        typer.Option(file_okay=False, help="Keep the bundle here.", show_default="a temporary folder"),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle at --out.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Export the family's MTP head for Hexagon, check it on the simulator, and let it draft for its verifier."""
+    from rich.console import Console
+
+    from hyco_npu import demo as steps
+    from hyco_npu.cli.progress import progress_lines
+
+    console = stderr_console() if as_json else Console()
+    with TemporaryDirectory() if out is None else nullcontext(str(out)) as folder:
+        bundle_dir = Path(folder) / "bundle" if out is None else out
+        with progress_lines(stderr_console()) as progress:
+            exported, bundle, checked = steps.export_and_check(bundle_dir, force, progress)
+        text, ids, tokenizer = steps.demo_prompt(prompt)
+        console.rule("Prompt")
+        console.print(text, highlight=False)
+        console.rule("Drafting: [green]accepted[/green] [red]rejected[/red] [bold cyan]bonus[/bold cyan]")
+        rounds = []
+        for one in steps.draft_rounds(bundle, ids, max_new_tokens):
+            rounds.append(one)
+            _print_round(console, len(rounds) - 1, one, tokenizer)
+    tokens = [token for one in rounds for token in one.round.emitted]
+    identical = tokens == steps.plain_greedy(ids, max_new_tokens)
+    console.rule("Text")
+    console.print(tokenizer.decode(tokens, skip_special_tokens=True), highlight=False, markup=False)
+    _print_summary(console, exported, checked, rounds, identical)
+    if as_json:
+        write_json(_json(tokens, rounds, identical, checked, exported))
+    if not (identical and checked.ok):
+        raise typer.Exit(1)
+
+
+def _print_round(console: Console, number: int, one: DemoRound, tokenizer: PreTrainedTokenizerBase) -> None:
+    from rich.text import Text
+
+    line = Text(f"{number:3d} {one.engine:14s} ")
+    accepted = len(one.round.accepted)
+    for index, token in enumerate(one.round.drafted):
+        line.append(_piece(tokenizer, token), style="green" if index < accepted else "red strike")
+    line.append(_piece(tokenizer, one.round.bonus), style="bold cyan")
+    line.append(f"   {accepted}/{len(one.round.drafted)}", style="dim")
+    console.print(line)
+
+
+def _piece(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
+    return str(tokenizer.decode([token])).replace("\n", "\\n") + "|"
+
+
+def _print_summary(
+    console: Console, exported: MtpExportResult, checked: CheckResult, rounds: Sequence[DemoRound], identical: bool
+) -> None:
+    from rich.table import Table
+
+    from hyco_npu.demo import NOT_MEASURED, accepted_per_round
+
+    console.print(stage_table(checked))
+    engines = [one.engine for one in rounds[1:]]
+    table = Table("Figure", "Value", title="This run")
+    table.add_row("accepted draft tokens per round (K=4)", f"{accepted_per_round(rounds):.2f}")
+    table.add_row("rounds", ", ".join(f"{engines.count(name)} on {name}" for name in dict.fromkeys(engines)))
+    table.add_row("text equals plain greedy decoding", "yes, token for token" if identical else "[red]NO[/red]")
+    graph = "not compiled" if exported.graph_bytes is None else f"{exported.graph_bytes:,} bytes"
+    table.add_row(f"graph for {exported.target} (W{exported.bits})", graph)
+    table.add_row("embedding table", f"{exported.lut_bytes:,} bytes")
+    for what in NOT_MEASURED:
+        table.add_row(what, "not measured (no phone)")
+    console.print(table)
+    for name, reason in checked.not_run.items():
+        console.print(f"[yellow]{name} was not run:[/yellow] {reason}")
+
+
+def _json(
+    tokens: list[int], rounds: Sequence[DemoRound], identical: bool, checked: CheckResult, exported: MtpExportResult
+) -> dict[str, object]:
+    from hyco_npu.demo import NOT_MEASURED, accepted_per_round
+
+    return {
+        "tokens": tokens,
+        "rounds": [
+            {
+                "engine": one.engine,
+                "drafted": list(one.round.drafted),
+                "accepted": list(one.round.accepted),
+                "bonus": one.round.bonus,
+            }
+            for one in rounds
+        ],
+        "accepted_per_round": accepted_per_round(rounds),
+        "identical_to_greedy": identical,
+        "check": check_json(checked),
+        "graph_bytes": exported.graph_bytes,
+        "lut_bytes": exported.lut_bytes,
+        "not_measured": list(NOT_MEASURED),
+    }

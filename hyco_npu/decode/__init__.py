@@ -1,0 +1,1 @@
+"""Drafting on one side, verifying on the other, in one process: draft, verify, accept, commit."""

@@ -1,0 +1,111 @@
+"""The server's side of a round: transformers' Gemma 4 verifies a chain in one forward pass and returns the state.
+
+Greedy and exact: a draft token is accepted if it is the verifier's own choice. This module knows nothing of the head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import DynamicCache, Gemma4ForCausalLM
+
+from calibration.states import HeadState, kind_of_layer_type
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the verifier says of a draft: the accepted prefix, its own next token, and the state behind that."""
+
+    accepted: tuple[int, ...]
+    bonus: int
+    state: HeadState
+
+
+class GreedyVerifier:
+    """One session over one prompt. Call `prefill` once, then `verify` for every draft.
+
+    The cache holds a row for every committed token but the last one (the bonus), whose row comes with the next pass.
+    """
+
+    def __init__(self, model: Gemma4ForCausalLM, window: int) -> None:
+        self._model, self._window = model, window
+        # Full-length layers for every kind: a sliding cache cannot take back rows that were rejected.
+        self._cache = DynamicCache()
+        self._committed = 0
+        self._bonus = -1
+        self.forward_passes = 0
+
+    @classmethod
+    def load(cls, folder: Path, window: int) -> GreedyVerifier:
+        """A session on the checkpoint at `folder`."""
+        return cls(cls.load_model(folder), window)
+
+    @staticmethod
+    def load_model(folder: Path) -> Gemma4ForCausalLM:
+        """The model in float32, as this verifier runs it."""
+        return Gemma4ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end a text: all that the generation config names."""
+        stop = self._model.generation_config.eos_token_id
+        return frozenset(stop if isinstance(stop, list) else [stop])
+
+    def prefill(self, prompt: Sequence[int]) -> Verdict:
+        """Take in the prompt; nothing is accepted, the bonus is the first new token."""
+        return self._pass(list(prompt), draft=())
+
+    def verify(self, draft: Sequence[int]) -> Verdict:
+        """One forward pass over the bonus of the last verdict and `draft`; rejected rows leave the cache."""
+        return self._pass([self._bonus, *draft], draft=tuple(draft))
+
+    def _pass(self, rows: list[int], draft: tuple[int, ...]) -> Verdict:
+        with torch.no_grad():
+            out = self._model(
+                torch.tensor([rows]),
+                cache=self._cache,
+                use_cache=True,
+                output_hidden_states=True,
+                return_shared_kv_states=True,
+            )
+        self.forward_passes += 1
+        choices = out.logits[0, len(rows) - len(draft) - 1 :].argmax(-1).tolist()
+        accepted = _matching_prefix(draft, choices)
+        last = len(rows) - len(draft) - 1 + len(accepted)
+        self._committed += last + 1
+        rejected = len(rows) - 1 - last
+        if rejected:
+            self._cache.crop(-rejected)
+        self._bonus = choices[len(accepted)]
+        return Verdict(accepted, self._bonus, self._state(out, last))
+
+    def _state(self, out: Any, last: int) -> HeadState:
+        """The state at the last verified row: only committed rows are handed out, never rejected ones."""
+        t = self._committed
+        rows = slice(max(0, t - self._window), t)
+        shared = {kind_of_layer_type(kind): pair for kind, pair in out.shared_kv_states.items()}
+        with torch.no_grad():
+            embedding = self._model.get_input_embeddings()(torch.tensor([self._bonus]))[0]
+        return HeadState(
+            token_id=self._bonus,
+            position=t,
+            embedding=embedding.numpy(),
+            hidden=out.hidden_states[-1][0, last].numpy(),
+            keys={kind: k[0, :, rows].numpy() for kind, (k, _) in shared.items()},
+            values={kind: v[0, :, rows].numpy() for kind, (_, v) in shared.items()},
+        )
+
+
+def _matching_prefix(draft: Sequence[int], choices: Sequence[int]) -> tuple[int, ...]:
+    accepted: list[int] = []
+    for token, choice in zip(draft, choices, strict=False):
+        if token != choice:
+            break
+        accepted.append(token)
+    return tuple(accepted)

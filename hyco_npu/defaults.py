@@ -1,0 +1,23 @@
+"""Defaults of every command: the embedded family, so that each runs with no other argument."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from export.mtp.options import MtpExportOptions
+from hyco_npu.family import CALIBRATION_PROMPTS, HELD_OUT_PROMPTS, MTP_DIR, VERIFIER_DIR
+
+
+def mtp_export_options(out: Path, checkpoint: str | None = None, verifier: str | None = None, **others: Any) -> Any:
+    """Export options with the family filled in: its head, and for its head its verifier."""
+    if checkpoint is None or Path(checkpoint).resolve() == MTP_DIR.resolve():
+        checkpoint, verifier = str(MTP_DIR), verifier or str(VERIFIER_DIR)
+    return MtpExportOptions(
+        checkpoint=checkpoint,
+        verifier=verifier,
+        out=out,
+        default_prompts=CALIBRATION_PROMPTS,
+        held_out_prompts=HELD_OUT_PROMPTS,
+        **others,
+    )
