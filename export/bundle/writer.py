@@ -169,6 +169,7 @@ def _check_contents(folder: Path, names: list[str], manifest: Manifest) -> None:
 
 def _describe(folder: Path, name: str) -> FileInfo:
     path = folder / name
+    path.chmod(0o644)  # safetensors writes 0600, which a server's other users could not read
     return FileInfo(path=name, size_bytes=path.stat().st_size, sha256=sha256_file(path))
 
 

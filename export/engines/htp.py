@@ -106,8 +106,9 @@ def _compile(qdq: Path, context: Path, target: Target, options: dict[str, str]) 
     }
     try:
         done = subprocess.run(
-            # -P: a folder `export` in the user's working directory must not be taken for ours.
-            [sys.executable, "-P", "-m", "export.engines.htp_worker"],
+            [sys.executable, "-m", "export.engines.htp_worker"],
+            # Python looks for modules here first; a folder `export` where the user works is not ours.
+            cwd=Path(__file__).resolve().parents[2],
             input=json.dumps(job),
             capture_output=True,
             text=True,

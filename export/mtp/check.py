@@ -6,12 +6,12 @@ rounded weights, rounded activations, Qualcomm's arithmetic.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 
-from export.bundle.reader import Bundle, require_intact
+from export.bundle.reader import Bundle, verify_files
 from export.checkpoint.mtp import MtpConfig
 from export.engines.cpu import QuantizedGraph, cpu_session
 from export.engines.graph_io import Boundary, BoundaryTensor
@@ -36,26 +36,35 @@ CPU_STAGE, SIMULATOR_STAGE = "qdq_cpu", "htp_simulator"
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Stages in order; `not_run` names the ones this host cannot run, with the reason."""
+    """Stages in order; `not_run` names the ones this host cannot run, with the reason.
+
+    `problems` are files that are not what the manifest says; nothing is run on a bundle that has any.
+    """
 
     stages: list[Stage]
-    not_run: dict[str, str]
+    not_run: dict[str, str] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether the simulator agrees with the CPU, where it ran."""
-        return all(stage.cosine >= SIMULATOR_COSINE for stage in self.stages if stage.name == SIMULATOR_STAGE)
+        """Whether all files are intact and the simulator, where it ran, agrees with the CPU."""
+        agrees = all(stage.cosine >= SIMULATOR_COSINE for stage in self.stages if stage.name == SIMULATOR_STAGE)
+        return agrees and not self.problems
 
 
 def check_bundle(bundle: Bundle, limit: int | None, progress: Callable[[str], None]) -> CheckResult:
     """Verify the hashes, then run the stages on `limit` samples spread evenly (None: all).
 
     Raises:
-        BundleError: a hash is wrong, a file is missing or the bundle holds no samples.
+        BundleError: the bundle holds no samples or does not describe an MTP head.
     """
-    require_intact(bundle)
+    problems = tuple(str(problem) for problem in verify_files(bundle))
+    if problems:
+        return CheckResult([], problems=problems)
     samples = load_samples(bundle.path(SAMPLES_FILE))
     indices = spread(len(samples), limit)
+    if not indices:
+        raise BundleError(f"bundle {bundle.folder}: no samples to check; export it again, or raise the limit")
     builder = FeedBuilder(head_config(bundle), bundle.manifest.window, bundle.manifest.position_rule)
     stages = reference_stages(samples, indices)
     progress(f"{CPU_STAGE}: {len(indices)} steps")
@@ -67,7 +76,7 @@ def check_bundle(bundle: Bundle, limit: int | None, progress: Callable[[str], No
     progress(f"{SIMULATOR_STAGE}: {len(indices)} steps")
     simulated = run_samples(samples, builder, open_simulator(bundle), indices)
     stages.append(compare(SIMULATOR_STAGE, simulated, CPU_STAGE, on_cpu))
-    return CheckResult(stages, {})
+    return CheckResult(stages)
 
 
 def reference_stages(samples: Samples, indices: Sequence[int]) -> list[Stage]:

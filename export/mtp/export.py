@@ -47,9 +47,11 @@ from export.mtp.samples import record_samples, run_samples, save_samples, stack_
 from export.mtp.sources import (
     Evidence,
     Sources,
-    choose_keep_set,
     copy_tokenizer,
+    counted_keep_set,
     gather_evidence,
+    given_keep_set,
+    keep_set_size,
     open_sources,
     table_and_embed,
 )
@@ -66,6 +68,16 @@ if TYPE_CHECKING:
     from quant.table import EmbeddingTable
 
 _PACKAGES = ("hyco-npu", "torch", "transformers", "onnx", "onnx_ir", "onnxruntime", "onnxruntime-qnn")
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What was read and chosen before anything is made."""
+
+    sources: Sources
+    evidence: Evidence
+    keep: KeepSet
+    keep_source: str
 
 
 @dataclass(frozen=True)
@@ -92,8 +104,15 @@ def export_mtp(options: MtpExportOptions, progress: Callable[[str], None]) -> Mt
     with BundleWriter(options.out, force=options.force) as writer:
         progress("reading checkpoints")
         sources = open_sources(options)
+        keep_set = given_keep_set(sources, options)
+        if keep_set is None:
+            keep_set_size(sources, options)  # a wrong number is refused before the long work
         evidence = gather_evidence(sources, options, progress)
-        made = _make(sources, evidence, options, writer.path, progress)
+        if keep_set is not None:
+            kept, origin = keep_set, f"file {Path(str(options.keep_set)).name}"
+        else:
+            kept, origin = counted_keep_set(sources, options, evidence.sequences)
+        made = _make(_Inputs(sources, evidence, kept, origin), options, writer.path, progress)
         copy_tokenizer(sources, writer.path)
         progress("hashing and writing the bundle")
         bundle = writer.finish(_manifest(sources, made, options))
@@ -101,16 +120,14 @@ def export_mtp(options: MtpExportOptions, progress: Callable[[str], None]) -> Mt
 
 
 def _make(
-    sources: Sources,
-    evidence: Evidence,
-    options: MtpExportOptions,
-    path: Callable[[str], Path],
-    progress: Callable[[str], None],
+    inputs: _Inputs, options: MtpExportOptions, path: Callable[[str], Path], progress: Callable[[str], None]
 ) -> _Made:
-    keep, keep_source = choose_keep_set(sources, options, evidence.sequences)
+    sources, evidence, keep = inputs.sources, inputs.evidence, inputs.keep
     keep.save(path("keep_set.json"))
     progress("building the embedding table")
     table, embed = table_and_embed(sources, keep, options.seed)
+    if not options.table:
+        table = None  # its rows still feed the chains that calibrate and check
     if table is not None:
         table.save(path("tables/embedding.safetensors"))
     config = sources.head.config
@@ -136,7 +153,7 @@ def _make(
         compiled = compile_graph(qdq, path(f"graphs/{GRAPH_NAME}.{target.name}.onnx"), target)
         progress("one step on the HTP simulator")
         simulated = _simulate_once(qdq, compiled, target, step, samples, feeds)
-    return _Made(keep, keep_source, table, ranges, step, samples, compiled, simulated)
+    return _Made(keep, inputs.keep_source, table, ranges, step, samples, compiled, simulated)
 
 
 def _simulate_once(
@@ -261,6 +278,12 @@ def _result(folder: Path, made: _Made, evidence: Evidence, options: MtpExportOpt
     warnings = []
     if evidence.source.startswith("synthetic"):
         warnings.append("activation ranges come from synthetic states: for size and speed work, not for deployment")
+    if "no tokenizer" in made.keep_source:
+        warnings.append(f"keep set: {made.keep_source}")
+    if not evidence.sequences:
+        warnings.append("checks ran on synthetic states: their figures say nothing about drafting")
+    if made.table is None:
+        warnings.append("no embedding table was written: a phone cannot draft with this bundle alone")
     if compiled is None:
         warnings.append(f"not compiled: {why_unavailable()}")
     fp32 = reference_stages(made.samples, range(len(made.samples)))[0]

@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 class Stage:
     """One engine against the one before it.
 
-    cosine is the lowest over all samples and both outputs; sqnr_db and top1_agreement are over the logits.
+    cosine: of each output over all samples at once, the lower of logits and next hidden state. lowest_cosine: that of
+    the worst single sample. sqnr_db and top1_agreement are over the logits.
     """
 
     name: str
     reference: str
     samples: int
     cosine: float
+    lowest_cosine: float
     sqnr_db: float
     top1_agreement: float
     max_abs_error: float
@@ -29,21 +31,17 @@ class Stage:
 
 def compare(name: str, outputs: Outputs, reference_name: str, reference: Outputs) -> Stage:
     """Figures of `outputs` against `reference`, both over the same samples."""
-    cosines = [
-        cosine(a, b)
-        for rows, wanted in ((outputs.logits, reference.logits), (outputs.hidden, reference.hidden))
-        for a, b in zip(rows, wanted, strict=True)
-    ]
-    errors = (outputs.logits - reference.logits, outputs.hidden - reference.hidden)
+    pairs = ((outputs.logits, reference.logits), (outputs.hidden, reference.hidden))
     agreement = np.mean(outputs.logits.argmax(-1) == reference.logits.argmax(-1))
     return Stage(
         name=name,
         reference=reference_name,
         samples=len(reference.logits),
-        cosine=min(cosines),
+        cosine=min(cosine(ours, wanted) for ours, wanted in pairs),
+        lowest_cosine=min(cosine(a, b) for ours, wanted in pairs for a, b in zip(ours, wanted, strict=True)),
         sqnr_db=sqnr_db(reference.logits, outputs.logits),
         top1_agreement=float(agreement),
-        max_abs_error=float(max(np.abs(error).max() for error in errors)),
+        max_abs_error=float(max(np.abs(ours - wanted).max() for ours, wanted in pairs)),
     )
 
 

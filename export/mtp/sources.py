@@ -16,9 +16,10 @@ from calibration.keepset import KeepSet, count_tokens, most_frequent
 from calibration.prompts import encode_prompt, read_prompts
 from calibration.ranges import Ranges
 from export.checkpoint.config import read_stop_set
+from export.checkpoint.layout import INDEX_FILE, read_index
 from export.checkpoint.mtp import read_mtp_checkpoint
 from export.checkpoint.reader import CheckpointReader
-from export.checkpoint.source import CheckpointSource, resolve_checkpoint
+from export.checkpoint.source import CONFIG_FILES, TOKENIZER_FILES, CheckpointSource, resolve_checkpoint
 from export.checkpoint.verifier import TABLE_PATTERN, VerifierEmbeddings
 from export.errors import ExportError
 from export.mtp.options import DEFAULT_KEEP_SIZE, SYNTHETIC
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from export.checkpoint.mtp import MtpCheckpoint
     from export.mtp.options import MtpExportOptions
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
+_WANTED_FILES = (*CONFIG_FILES, *TOKENIZER_FILES)
 _SYNTHETIC_STATES = 2
 _CHECKED_STATES = 8
 _SMALL_VOCABULARY_SHARE = 0.75
@@ -43,7 +44,7 @@ _SMALL_VOCABULARY_SHARE = 0.75
 
 @dataclass(frozen=True)
 class Sources:
-    """Opened checkpoints; `verifier` and `embeddings` are None under --no-table."""
+    """Opened checkpoints; those of the verifier are None where none was named (--no-table needs none)."""
 
     head_source: CheckpointSource
     head: MtpCheckpoint
@@ -66,11 +67,11 @@ class Evidence:
 
 def open_sources(options: MtpExportOptions) -> Sources:
     """Open and check the head and, for its table, the verifier."""
-    head_source = resolve_checkpoint(options.checkpoint)
+    head_source = resolve_checkpoint(options.checkpoint, _WANTED_FILES)
     head = read_mtp_checkpoint(head_source.folder)
     verifier_source = embeddings = None
     if options.verifier is not None:
-        verifier_source = resolve_checkpoint(options.verifier, tensors=TABLE_PATTERN)
+        verifier_source = resolve_checkpoint(options.verifier, _WANTED_FILES, TABLE_PATTERN)
         embeddings = VerifierEmbeddings(verifier_source.folder)
         embeddings.require_backbone(head.config.backbone_hidden_size)
         if embeddings.vocab_size != head.config.vocab_size:
@@ -106,24 +107,43 @@ def gather_evidence(sources: Sources, options: MtpExportOptions, progress: Calla
     return Evidence(seen.states, held_out, ranges, source, seen.sequences)
 
 
-def choose_keep_set(sources: Sources, options: MtpExportOptions, sequences: list[list[int]]) -> tuple[KeepSet, str]:
-    """The keep set and where it comes from: a file, or the most frequent tokens of the calibration texts."""
-    vocabulary = sources.head.config.vocab_size
-    folder = sources.verifier_source.folder if sources.verifier_source else sources.head_source.folder
-    stop = read_stop_set(folder, sources.tokenizer).token_ids
+def given_keep_set(sources: Sources, options: MtpExportOptions) -> KeepSet | None:
+    """The keep set of a file; None where a number or nothing was asked for."""
     wanted = options.keep_set
-    if wanted is not None and not wanted.isdecimal():
-        return KeepSet.load(Path(wanted), vocabulary, stop), f"file {Path(wanted).name}"
-    size = int(wanted) if wanted is not None else default_keep_size(vocabulary)
-    always = {*stop, *(sources.tokenizer.all_special_ids if sources.tokenizer is not None else ())}
+    if wanted is None or wanted.isdecimal():
+        return None
+    return KeepSet.load(Path(wanted), sources.head.config.vocab_size, _stop_ids(sources))
+
+
+def counted_keep_set(sources: Sources, options: MtpExportOptions, sequences: list[list[int]]) -> tuple[KeepSet, str]:
+    """The most frequent tokens of the calibration texts, with all special and stop tokens, and what was counted."""
+    vocabulary = sources.head.config.vocab_size
+    size = keep_set_size(sources, options)
     if not sequences and sources.tokenizer is not None:
         prompts = read_prompts(options.default_prompts)
         sequences = [encode_prompt(sources.tokenizer, prompt) for prompt in prompts]
-    if not len(always) <= size <= vocabulary:
-        raise UsageError(f"--keep-set {size} must lie between {len(always)} required and {vocabulary} tokens")
     counts = count_tokens(sequences, vocabulary)
     origin = f"{size} most frequent" if sequences else f"{size} lowest ids: no tokenizer to count prompts with"
-    return most_frequent(counts, size, always, vocabulary), origin
+    return most_frequent(counts, size, _required_ids(sources), vocabulary), origin
+
+
+def keep_set_size(sources: Sources, options: MtpExportOptions) -> int:
+    """How many tokens to keep by count. Raises UsageError for a number that cannot be."""
+    vocabulary, required = sources.head.config.vocab_size, len(_required_ids(sources))
+    size = int(options.keep_set) if options.keep_set is not None else default_keep_size(vocabulary)
+    if not required <= size <= vocabulary:
+        raise UsageError(f"--keep-set {size} must lie between {required} required and {vocabulary} tokens")
+    return size
+
+
+def _stop_ids(sources: Sources) -> tuple[int, ...]:
+    folder = sources.verifier_source.folder if sources.verifier_source else sources.head_source.folder
+    return read_stop_set(folder, sources.tokenizer).token_ids
+
+
+def _required_ids(sources: Sources) -> set[int]:
+    special = sources.tokenizer.all_special_ids if sources.tokenizer is not None else ()
+    return {*_stop_ids(sources), *special}
 
 
 def default_keep_size(vocabulary: int) -> int:
@@ -168,12 +188,16 @@ def _runnable_verifier(sources: Sources) -> object | None:
     """The verifier as transformers runs it, if its checkpoint holds more than the embedding table."""
     if sources.verifier_source is None:
         return None
-    reader = CheckpointReader(sources.verifier_source.folder)
-    if not any(".layers." in name for name in reader.names):
+    folder = sources.verifier_source.folder
+    shards = set(read_index(folder).values()) if (folder / INDEX_FILE).is_file() else set()
+    # Of a verifier on the hub only the table's shard was fetched.
+    if not all((folder / shard).is_file() for shard in shards):
+        return None
+    if not any(".layers." in name for name in CheckpointReader(folder).names):
         return None
     from transformers import Gemma4ForCausalLM
 
-    verifier: object = Gemma4ForCausalLM.from_pretrained(sources.verifier_source.folder, dtype=torch.float32).eval()
+    verifier: object = Gemma4ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     return verifier
 
 

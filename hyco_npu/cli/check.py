@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@command(app, "check", example="hyco-npu check mtp-bundle --json")
+@command(app, "check", example="hyco-npu check mtp.bundle --json")
 def check(
     bundle: Annotated[Path, typer.Argument(help="Folder of a bundle.")],
     samples: Annotated[
@@ -47,12 +47,17 @@ def check_json(result: CheckResult) -> dict[str, object]:
     return {
         "stages": [dataclasses.asdict(stage) for stage in result.stages],
         "not_run": result.not_run,
+        "problems": list(result.problems),
         "ok": result.ok,
     }
 
 
 def render_check(console: Console, result: CheckResult) -> None:
     """The stages as a table and a verdict."""
+    for problem in result.problems:
+        console.print(f"[red]damaged:[/red] {problem}")
+    if result.problems:
+        return
     console.print(stage_table(result))
     for name, reason in result.not_run.items():
         console.print(f"[yellow]{name} was not run:[/yellow] {reason}")
@@ -63,13 +68,14 @@ def stage_table(result: CheckResult) -> Table:
     """One row a stage."""
     from rich.table import Table
 
-    table = Table("Stage", "Against", "Steps", "Cosine (lowest)", "SQNR, dB", "Top-1 agreement", title="Parity")
+    table = Table("Stage", "Against", "Steps", "Cosine", "Worst step", "SQNR, dB", "Top-1", title="Parity")
     for stage in result.stages:
         table.add_row(
             stage.name,
             stage.reference,
             str(stage.samples),
             f"{stage.cosine:.6f}",
+            f"{stage.lowest_cosine:.6f}",
             f"{stage.sqnr_db:.1f}",
             f"{stage.top1_agreement:.1%}",
         )

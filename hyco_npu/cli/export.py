@@ -39,7 +39,7 @@ class PositionChoice(str, Enum):
     P_MINUS_1 = "p-1"
 
 
-@command(app, "mtp", example="hyco-npu export mtp --bits 4 --target sm8850 --out my-bundle")
+@command(app, "mtp", example="hyco-npu export mtp --bits 4 --target sm8850 --out my.bundle")
 def mtp(
     checkpoint: Annotated[
         str | None,
@@ -72,7 +72,7 @@ def mtp(
     ] = None,
     position: Annotated[PositionChoice, typer.Option(help="Position rule of the query.")] = PositionChoice.P,
     table: Annotated[bool, typer.Option("--table/--no-table", help="Write the CPU's embedding table.")] = True,
-    out: Annotated[Path, typer.Option(file_okay=False, help="Folder of the bundle.")] = Path("mtp-bundle"),
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder of the bundle.")] = Path("mtp.bundle"),
     seed: Annotated[int, typer.Option(min=0, help="Seed of synthetic states.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
     as_json: JsonOption = False,

@@ -49,7 +49,8 @@ class GreedyVerifier:
     @staticmethod
     def load_model(folder: Path) -> Gemma4ForCausalLM:
         """The model in float32, as this verifier runs it."""
-        return Gemma4ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        model: Gemma4ForCausalLM = Gemma4ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        return model
 
     @property
     def stop_ids(self) -> frozenset[int]:

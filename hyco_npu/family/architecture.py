@@ -24,6 +24,7 @@ M = TypeVar("M", bound=PreTrainedModel)
 VOCAB_SIZE = 2048
 SLIDING_WINDOW = 64
 _SLIDING, _FULL = "sliding_attention", "full_attention"
+_INITIAL_LAYER_SCALAR = 0.8
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "sliding_window": SLIDING_WINDOW,
@@ -130,6 +131,11 @@ def _initialised(model: M) -> M:
     for name, parameter in model.named_parameters():
         if name.endswith("q_norm.weight"):
             nn.init.constant_(parameter, parameter.numel() ** -0.5)
+    # Real scalars lie below 1. The last one hardly trains (the final norm undoes it), so none may start at 1.
+    for module in model.modules():
+        scalar = getattr(module, "layer_scalar", None)
+        if isinstance(scalar, torch.Tensor):
+            nn.init.constant_(scalar, _INITIAL_LAYER_SCALAR)
     return model
 
 

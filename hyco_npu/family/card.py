@@ -52,7 +52,7 @@ _RECIPE_FIELDS = {
 }
 _LIMITS = """\
 - Its arithmetic is wrong: the text reads like a worked answer, the numbers in it do not follow from the question.
-- It is a testbed for drafting, quantisation and export, not an assistant: no instruction tuning, no safety training.
+- It is a testbed for drafting, quantisation and export, not an assistant: trained on nothing but the texts below.
 - English grade-school word problems only. Other text, and contexts beyond 288 tokens, were never trained on.
 - Acceptance measured on it says nothing about that of the full-size models."""
 _CURVES = {
@@ -70,12 +70,11 @@ _CURVES = {
 
 @dataclass(frozen=True)
 class TextCounts:
-    """How much text the family was trained on."""
+    """Documents and tokens of the corpus, of the part of it that the drafters see, of the verifier's own text."""
 
-    corpus_documents: int
-    corpus_tokens: int
-    own_documents: int
-    own_tokens: int
+    corpus: tuple[int, int]
+    drafters_corpus: tuple[int, int]
+    own: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -155,19 +154,20 @@ def draw_curve(name: str, rows: list[dict[str, float]], path: Path) -> None:
     axes.set_title(f"{name}: training, smoothed")
     axes.set_xlabel("optimiser step")
     lines = _plot(axes, rows, left, left_label, "-")
-    if right:
-        lines += _plot(axes.twinx(), rows, right, right_label, "--")
-    axes.legend(handles=lines)
     axes.grid(alpha=0.3)
+    if right:
+        axes = axes.twinx()  # the legend goes with the axis drawn last, else its lines cross it
+        lines += _plot(axes, rows, right, right_label, "--")
+    axes.legend(handles=lines, loc="center right")
     figure.savefig(path, format="png")
 
 
 def _plot(axes: Axes, rows: list[dict[str, float]], columns: Mapping[str, str], label: str, style: str) -> list[Any]:
     axes.set_ylabel(label)
     steps = [row["step"] for row in rows]
-    color = {"color": "tab:orange"} if style == "--" else {}
+    color = "tab:orange" if style == "--" else None  # a second axis would begin the colours anew
     return [
-        axes.plot(steps, [row[column] for row in rows], style, label=title, marker=".", **color)[0]
+        axes.plot(steps, [row[column] for row in rows], style, label=title, marker=".", color=color)[0]
         for column, title in columns.items()
     ]
 
@@ -223,11 +223,9 @@ def _weight_rows(path: Path) -> list[tuple[str, object]]:
 
 def _text_rows(name: str, training: Training) -> list[tuple[str, str, str]]:
     texts = training.texts
-    rows = [(f"GSM8K, `{training.corpus_name}`", f"{texts.corpus_documents:,}", f"{texts.corpus_tokens:,}")]
-    if name != "verifier":
-        own = "The verifier's own answers to those questions with other numbers"
-        rows.append((own, f"{texts.own_documents:,}", f"{texts.own_tokens:,}"))
-    return rows
+    gsm8k, own = f"GSM8K, `{training.corpus_name}`", "The verifier's own answers to its questions with other numbers"
+    counts = {gsm8k: texts.corpus} if name == "verifier" else {own: texts.own, gsm8k: texts.drafters_corpus}
+    return [(text, f"{documents:,}", f"{tokens:,}") for text, (documents, tokens) in counts.items()]
 
 
 def _table(header: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 _PAD = 0
+_MAX_DIGITS = 18  # more do not fit the generator's 64 bits
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def vary_numbers(question: str, rng: np.random.Generator) -> str:
 
     def other(match: re.Match[str]) -> str:
         digits = match.group()
-        if rng.random() < 0.3:
+        if rng.random() < 0.3 or len(digits) > _MAX_DIGITS:
             return digits
         low = 10 ** (len(digits) - 1) if len(digits) > 1 else 2
         return str(rng.integers(low, 10 ** len(digits)))

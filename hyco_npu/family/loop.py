@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-_CHECKPOINT_EVERY = 100
+_CHECKPOINT_EVERY = 50
 _WARMUP_STEPS = 30
 _SMOOTHING = 0.97
 _NOT_FOR_MUON = ("embed", "lm_head", "router")

@@ -39,7 +39,7 @@ class Recipe:
     """Everything that decides the weights beside the corpus and the seed."""
 
     tokens_per_batch: int = 4096
-    verifier_epochs: float = 3.0
+    verifier_epochs: float = 2.0
     verifier_learning_rate: float = 4e-3
     generated_tokens: int = 600_000
     drafter_epochs: float = 3.0
@@ -166,9 +166,11 @@ class _Texts:
     def pick(self, batch: list[int]) -> list[corpus.Document]:
         return [self.own[i] if i < len(self.own) else self.human[i - len(self.own)] for i in batch]
 
+    def human_share(self, recipe: Recipe) -> list[corpus.Document]:
+        return self.human[: int(len(self.own) * (1 - recipe.own_text_share) / recipe.own_text_share)]
+
     def batches(self, recipe: Recipe, seed: int) -> list[list[int]]:
-        human = int(len(self.own) * (1 - recipe.own_text_share) / recipe.own_text_share)
-        documents = self.own + self.human[:human]
+        documents = self.own + self.human_share(recipe)
         return _batches(documents, recipe.drafter_epochs, recipe.tokens_per_batch, seed)
 
 

@@ -17,6 +17,8 @@ from quant.errors import HycoError, UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from hyco_npu.family.corpus import Document
+
 DEFAULT_RECIPE = Recipe()
 MAX_SIZE_BYTES = 20_000_000
 """What the embedded family may weigh in the repository and the wheel."""
@@ -60,9 +62,8 @@ def train_family(
         sizes = _sizes(temporary)
         _write_json(temporary / RECORD, {"schema_version": _SCHEMA_VERSION, "inputs": inputs, "figures": figures})
         os.replace(temporary, out)
-    except BaseException:
+    finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise
     return figures | sizes
 
 
@@ -105,12 +106,11 @@ def _run_stages(run: Run) -> card.TextCounts:
     texts = stages.drafter_texts(run, tokenizer, own_text)
     stages.make_mtp(run, verifier, texts)
     stages.make_slm(run, verifier, texts)
-    return card.TextCounts(
-        corpus_documents=len(texts.human),
-        corpus_tokens=sum(len(d.ids) for d in texts.human),
-        own_documents=len(own_text),
-        own_tokens=sum(len(d.ids) for d in own_text),
-    )
+    return card.TextCounts(_count(texts.human), _count(texts.human_share(run.recipe)), _count(own_text))
+
+
+def _count(documents: list[Document]) -> tuple[int, int]:
+    return len(documents), sum(len(document.ids) for document in documents)
 
 
 def _collect_models(work_dir: Path, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tiny MTP heads of true architecture, made and run by transformers, with telling weights and random verifier states."""
+"""Tiny MTP heads of true architecture, run by transformers, with telling weights and random verifier states."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 VOCAB_SIZE = 300
 BACKBONE = 48
 SLIDING_WINDOW = 8
+WINDOW = 8
+KEEP = np.arange(0, VOCAB_SIZE, 3)
 _SIZES = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 32,
@@ -52,7 +54,8 @@ def tiny_head(folder: Path, seed: int = 0, **text_changes: Any) -> TinyHead:
         if tensor.dim() == 2:
             tensor.normal_(0.0, 1.5 * tensor.shape[-1] ** -0.5, generator=generator)
         elif "q_norm" in name:
-            tensor.uniform_(0.3, 0.6, generator=generator)
+            # Attention scaling is 1.0: the query norm carries 1/sqrt(head_dim), as in trained heads.
+            tensor.uniform_(0.8, 1.2, generator=generator).mul_(tensor.numel() ** -0.5)
     model.save_pretrained(folder)
     checkpoint = read_mtp_checkpoint(folder)
     return TinyHead(folder, model, checkpoint.config, load_mtp_head(checkpoint.config, checkpoint.state_dict()))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm, apply_rotary_pos_emb
 
-from export.graphs.blocks import AttentionContext, GatedMlp, RmsNorm, grouped_attention, rotate
+from export.graphs.blocks import AttentionContext, GatedMlp, RmsNorm, _swap_rows_and_heads, grouped_attention, rotate
 from export.graphs.feeds import MASKED
 
 
@@ -72,3 +72,9 @@ def test_mlp_uses_tanh_gelu() -> None:
     cubic = gate + 0.044715 * gate**3
     gelu = 0.5 * gate * (1 + torch.tanh((2 / torch.pi) ** 0.5 * cubic))
     torch.testing.assert_close(mlp(x), mlp.down_proj(gelu * mlp.up_proj(x)), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 4, 3), (1, 4, 1, 3), (1, 5, 4, 3), (2, 5, 4, 3), (2, 1, 4, 3)])
+def test_swap_is_a_transpose_for_any_number_of_rows(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
+    assert torch.equal(_swap_rows_and_heads(x), x.transpose(1, 2))

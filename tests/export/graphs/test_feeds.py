@@ -53,7 +53,7 @@ def test_first_row_of_the_window(tiny: TinyHead, row: int, seen: bool) -> None:
         state.values["sliding"][:, row] += change
         feed = builder.step(builder.context(state), state.embedding, state.hidden)
         results.append(run_torch(tiny.head, feed)[1])
-    assert (np.abs(results[0] - results[1]).max() > 1e-3) is seen
+    assert bool(np.abs(results[0] - results[1]).max() > 1e-3) is seen
 
 
 @pytest.mark.parametrize("position", [1, 5, 12])

@@ -1,0 +1,138 @@
+"""The commands a user types first, on the embedded family: export, check, demo, through the command line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer, Gemma4ForCausalLM
+from typer.testing import CliRunner
+
+from hyco_npu.cli import app
+from hyco_npu.family import HELD_OUT_PROMPTS, VERIFIER_DIR
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.htp
+
+
+def run(*arguments: str) -> tuple[int, dict[str, Any]]:
+    """Exit code and the JSON object of a command."""
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    return result.exit_code, json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A bundle of the family's head as `hyco-npu export mtp --bits 4` writes it."""
+    out = tmp_path_factory.mktemp("export") / "a bundle"
+    code, result = run("export", "mtp", "--bits", "4", "--out", str(out))
+    assert code == 0, result
+    return out, result
+
+
+def test_export_reports_what_it_made(exported: tuple[Path, dict[str, Any]]) -> None:
+    out, result = exported
+    binary = next((out / "graphs").glob("*.bin"))
+    assert result["bundle"] == str(out)
+    assert result["graph_bytes"] == binary.stat().st_size
+    assert result["lut_bytes"] == result["keep_set_size"] * 192
+    assert result["nodes_off_npu"] == 0
+    assert result["nodes_on_npu"] > 0
+    assert result["qnn_version"].startswith("v2.")
+    assert result["target"] == "sm8850"
+    assert result["measured_on_device"] == "not measured"
+    assert result["parity_max_abs_error"] < 1e-4
+    assert result["peak_rss_bytes"] > 0
+    assert result["compile_s"] > 0
+
+
+def test_the_bundle_says_where_it_comes_from(exported: tuple[Path, dict[str, Any]]) -> None:
+    out, _ = exported
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["bits"] == 4
+    assert manifest["window"] == 1024
+    assert manifest["position_rule"] == "p"
+    assert manifest["targets"][0]["compiled"] is True
+    assert manifest["targets"][0]["simulated"] is True
+    assert manifest["targets"][0]["measured_on_device"] == "not measured"
+    assert (out / "metadata.yaml").is_file()
+    assert (out / "tokenizer" / "tokenizer.json").is_file()
+
+
+def test_check_passes_and_names_its_stages(exported: tuple[Path, dict[str, Any]]) -> None:
+    code, result = run("check", str(exported[0]), "--samples", "6")
+    assert code == 0
+    assert result["ok"] is True
+    assert [stage["name"] for stage in result["stages"]] == ["fp32", "fake_quant", "qdq_cpu", "htp_simulator"]
+    by_name = {stage["name"]: stage for stage in result["stages"]}
+    assert by_name["fp32"]["max_abs_error"] < 1e-4
+    assert by_name["htp_simulator"]["cosine"] >= 0.9999
+    assert by_name["qdq_cpu"]["sqnr_db"] > 40
+
+
+@pytest.mark.parametrize("victim", ["tables/embedding.safetensors", "graphs/mtp_step.qdq.onnx", "keep_set.json"])
+def test_check_fails_on_one_changed_byte(exported: tuple[Path, dict[str, Any]], tmp_path: Path, victim: str) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(exported[0], copy)
+    data = bytearray((copy / victim).read_bytes())
+    data[len(data) // 2] ^= 1
+    (copy / victim).write_bytes(data)
+    code, result = run("check", str(copy))
+    assert code == 1
+    assert result["ok"] is False
+    assert any(victim in problem for problem in result["problems"])
+
+
+def test_an_existing_bundle_is_refused_and_left_alone(exported: tuple[Path, dict[str, Any]]) -> None:
+    out, _ = exported
+    before = (out / "manifest.json").read_bytes()
+    code, result = run("export", "mtp", "--out", str(out))
+    assert code == 2
+    assert "--force" in result["error"]
+    assert (out / "manifest.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "wrong", [("--bits", "5"), ("--window", "0"), ("--keep-set", "2"), ("--calibration", "no-such-file.json")]
+)
+def test_wrong_use_exits_with_2_and_writes_nothing(tmp_path: Path, wrong: tuple[str, str]) -> None:
+    code, result = run("export", "mtp", *wrong, "--out", str(tmp_path / "out"))
+    assert code == 2
+    assert wrong[0] in result["error"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_head_needs_its_verifier(tmp_path: Path) -> None:
+    code, result = run("export", "mtp", "--checkpoint", str(tmp_path), "--out", str(tmp_path / "out"))
+    assert code == 2
+    assert "--verifier" in result["error"]
+
+
+def test_the_demo_drafts_and_equals_transformers_greedy_decoding(tmp_path: Path) -> None:
+    code, result = run("demo", "--max-new-tokens", "40", "--out", str(tmp_path / "bundle"))
+    assert code == 0
+    assert result["identical_to_greedy"] is True
+    assert result["check"]["ok"] is True
+    question = json.loads(HELD_OUT_PROMPTS.read_text().splitlines()[0])["turns"][0]
+    assert result["tokens"] == generate(question, 40)
+    rounds = result["rounds"][1:]
+    assert [r["engine"] for r in rounds[:12]] == ["HTP simulator"] * min(12, len(rounds))
+    full = [len(r["accepted"]) for r in rounds if len(r["drafted"]) == 4]
+    assert result["accepted_per_round"] == pytest.approx(sum(full) / len(full))
+    # A head that drafted at random would have next to nothing accepted.
+    assert result["accepted_per_round"] > 1.0
+
+
+def generate(question: str, count: int) -> list[int]:
+    """transformers' own greedy text for a question in the chat format."""
+    tokenizer = AutoTokenizer.from_pretrained(VERIFIER_DIR)
+    model = Gemma4ForCausalLM.from_pretrained(VERIFIER_DIR, dtype=torch.float32).eval()
+    text = f"<bos><|turn>user\n{question}<turn|>\n<|turn>model\n"
+    ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+    out = model.generate(ids, do_sample=False, max_new_tokens=count)
+    return list(out[0, ids.shape[1] :].tolist())
