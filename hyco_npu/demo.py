@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 from calibration.keepset import KeepSet
 from calibration.prompts import Prompt, encode_prompt, read_prompts
 from calibration.states import greedy_sequence
+from calibration.verifier import load_verifier
 from export.bundle import open_bundle
 from export.engines.htp import why_unavailable
 from export.graphs.feeds import FeedBuilder
@@ -68,10 +69,10 @@ class EngineSwitch:
 
     def draft(self, state: HeadState) -> list[int]:
         """A chain from `state`."""
-        on_simulator = self._simulator is not None and self._rounds < SIMULATED_ROUNDS
+        drafter, self.engine = self._cpu, "CPU (QDQ)"
+        if self._simulator is not None and self._rounds < SIMULATED_ROUNDS:
+            drafter, self.engine = self._simulator, "HTP simulator"
         self._rounds += 1
-        self.engine = "HTP simulator" if on_simulator else "CPU (QDQ)"
-        drafter = self._simulator if on_simulator and self._simulator is not None else self._cpu
         return drafter.draft(state)
 
 
@@ -105,8 +106,7 @@ def draft_rounds(bundle: Bundle, prompt: Sequence[int], max_new_tokens: int) -> 
 
 def plain_greedy(prompt: Sequence[int], max_new_tokens: int) -> list[int]:
     """What the verifier writes alone: token by token, with transformers' own cache."""
-    verifier = GreedyVerifier.load_model(VERIFIER_DIR)
-    return greedy_sequence(verifier, prompt, max_new_tokens)[len(prompt) :]
+    return greedy_sequence(load_verifier(VERIFIER_DIR), prompt, max_new_tokens)[len(prompt) :]
 
 
 def demo_prompt(text: str | None) -> tuple[str, list[int], PreTrainedTokenizerBase]:

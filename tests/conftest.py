@@ -1,4 +1,4 @@
-"""What every test shares: two threads, fixed seeds, the material in ../shared, and the rules for skipping."""
+"""What every test shares: one thread, fixed seeds, the material in ../shared, and the rules for skipping."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ __all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
-torch.set_num_threads(2)
+# The tensors of the tests are tiny: more threads would only wait for each other.
+torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

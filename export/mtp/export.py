@@ -55,6 +55,7 @@ from export.mtp.sources import (
     open_sources,
     table_and_embed,
 )
+from quant.dtypes import INT8
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,6 +139,8 @@ def _make(
         progress("tracing and cutting the graph")
         model = build_float_graph(head, keep.token_ids, options.window)
         ranges, samples = _observe(model, chain, evidence, Path(scratch), progress)
+    if table is not None:
+        ranges = ranges.merge(_table_range(table))
     ranges.save(path("ranges.json"))
     progress("quantising weights and activations")
     step = quantize_step(model, ranges.bounds, options.bits)
@@ -154,6 +157,12 @@ def _make(
         progress("one step on the HTP simulator")
         simulated = _simulate_once(qdq, compiled, target, step, samples, feeds)
     return _Made(keep, inputs.keep_source, table, ranges, step, samples, compiled, simulated)
+
+
+def _table_range(table: EmbeddingTable) -> Ranges:
+    # Any kept token may be drafted, also one that no calibration prompt drew: its row must not saturate.
+    highest = float(table.scale.max()) * INT8.qmax
+    return Ranges({"embedding": (-highest, highest)}, "table")
 
 
 def _simulate_once(
@@ -277,7 +286,8 @@ def _result(folder: Path, made: _Made, evidence: Evidence, options: MtpExportOpt
     own_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     warnings = []
     if evidence.source.startswith("synthetic"):
-        warnings.append("activation ranges come from synthetic states: for size and speed work, not for deployment")
+        why = evidence.why_synthetic
+        warnings.append(f"activation ranges are synthetic ({why}): for size and speed work, not for deployment")
     if "no tokenizer" in made.keep_source:
         warnings.append(f"keep set: {made.keep_source}")
     if not evidence.sequences:

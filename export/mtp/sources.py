@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +15,9 @@ import torch
 
 from calibration.errors import CalibrationError
 from calibration.keepset import KeepSet, count_tokens, most_frequent
-from calibration.prompts import encode_prompt, read_prompts
+from calibration.prompts import Prompt, encode_prompt, read_prompts
 from calibration.ranges import Ranges
+from calibration.verifier import load_verifier
 from export.checkpoint.config import read_stop_set
 from export.checkpoint.layout import INDEX_FILE, read_index
 from export.checkpoint.mtp import read_mtp_checkpoint
@@ -28,9 +31,9 @@ from quant.errors import UsageError
 from quant.table import EmbeddingTable, build_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from transformers import PreTrainedTokenizerBase
+    from transformers import Gemma4ForCausalLM, PreTrainedTokenizerBase
 
     from calibration.states import HeadState
     from export.checkpoint.mtp import MtpCheckpoint
@@ -40,6 +43,7 @@ _WANTED_FILES = (*CONFIG_FILES, *TOKENIZER_FILES)
 _SYNTHETIC_STATES = 2
 _CHECKED_STATES = 8
 _SMALL_VOCABULARY_SHARE = 0.75
+_MEMORY_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -56,13 +60,17 @@ class Sources:
 
 @dataclass(frozen=True)
 class Evidence:
-    """States for calibration and for checks, ready-made ranges if given, and where they come from."""
+    """States for calibration and for checks, ready-made ranges if given, and where they come from.
+
+    `why_synthetic` tells why no prompts were run, where none were.
+    """
 
     calibration: list[HeadState]
     held_out: list[HeadState]
     ranges: Ranges | None
     source: str
     sequences: list[list[int]]
+    why_synthetic: str | None
 
 
 def open_sources(options: MtpExportOptions) -> Sources:
@@ -86,25 +94,30 @@ def open_sources(options: MtpExportOptions) -> Sources:
 def gather_evidence(sources: Sources, options: MtpExportOptions, progress: Callable[[str], None]) -> Evidence:
     """States to calibrate on and to check on; synthetic ones where the verifier cannot run, and marked so."""
     ranges = _given_ranges(options)
-    verifier = None if options.calibration == SYNTHETIC else _runnable_verifier(sources)
-    if verifier is None or sources.tokenizer is None:
+    reason = "synthetic states were asked for" if options.calibration == SYNTHETIC else _why_not_runnable(sources)
+    if reason is not None:
         if options.calibration not in (None, SYNTHETIC) and ranges is None:
             raise CalibrationError(
-                f"--calibration {options.calibration}: running prompts needs the whole verifier and a tokenizer; give "
-                'a file of ranges, or "synthetic" for size and speed work'
+                f"--calibration {options.calibration}: prompts cannot be run, because {reason}; give a file of ranges, "
+                f'or "{SYNTHETIC}" for size and speed work'
             )
         states = synthetic_states(sources.head.config, options.window, 2 * _SYNTHETIC_STATES, options.seed)
         source = ranges.source if ranges else f"synthetic:seed{options.seed}"
         held_out = [halved(state) for state in states[_SYNTHETIC_STATES:]]
-        return Evidence(states[:_SYNTHETIC_STATES], held_out, ranges, source, [])
+        return Evidence(states[:_SYNTHETIC_STATES], held_out, ranges, source, [], reason)
+    assert sources.verifier_source is not None
+    assert sources.tokenizer is not None
+    verifier = load_verifier(sources.verifier_source.folder)
     prompts = options.default_prompts if ranges or options.calibration is None else Path(options.calibration)
     progress("verifier answers calibration prompts")
-    seen = _run_prompts(verifier, sources.tokenizer, prompts, options.window)
-    unseen = _run_prompts(verifier, sources.tokenizer, options.held_out_prompts, options.window)
+    seen = _run_prompts(verifier, sources.tokenizer, read_prompts(prompts), options.window)
+    checked = read_prompts(options.held_out_prompts)
+    checked = checked[:: max(1, len(checked) // _CHECKED_STATES)][:_CHECKED_STATES]
+    unseen = _run_prompts(verifier, sources.tokenizer, checked, options.window)
     source = ranges.source if ranges else f"prompts:{hashlib.sha256(prompts.read_bytes()).hexdigest()}"
     step = max(1, len(unseen.states) // _CHECKED_STATES)
     held_out = [halved(state) for state in unseen.states[::step][:_CHECKED_STATES]]
-    return Evidence(seen.states, held_out, ranges, source, seen.sequences)
+    return Evidence(seen.states, held_out, ranges, source, seen.sequences, None)
 
 
 def given_keep_set(sources: Sources, options: MtpExportOptions) -> KeepSet | None:
@@ -184,26 +197,32 @@ def _given_ranges(options: MtpExportOptions) -> Ranges | None:
     return Ranges.load(path) if path.suffix == ".json" else None
 
 
-def _runnable_verifier(sources: Sources) -> object | None:
-    """The verifier as transformers runs it, if its checkpoint holds more than the embedding table."""
+def _why_not_runnable(sources: Sources) -> str | None:
+    """Why prompts cannot be run here; None where the verifier is whole, has a tokenizer and fits into memory."""
     if sources.verifier_source is None:
-        return None
+        return "no verifier is given"
+    if sources.tokenizer is None:
+        return "there is no tokenizer beside the head or its verifier"
     folder = sources.verifier_source.folder
     shards = set(read_index(folder).values()) if (folder / INDEX_FILE).is_file() else set()
     # Of a verifier on the hub only the table's shard was fetched.
     if not all((folder / shard).is_file() for shard in shards):
-        return None
-    if not any(".layers." in name for name in CheckpointReader(folder).names):
-        return None
-    from transformers import Gemma4ForCausalLM
+        return "only the shard of the embedding table is here"
+    reader = CheckpointReader(folder)
+    if not any(".layers." in name for name in reader.names):
+        return "the verifier's checkpoint holds only its embedding table"
+    needed = 4 * sum(math.prod(reader.shape(name)) for name in reader.names)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > memory * _MEMORY_SHARE:
+        return f"in float32 the verifier takes {needed / 1e9:.0f} GB of this machine's {memory / 1e9:.0f} GB"
+    return None
 
-    verifier: object = Gemma4ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    return verifier
 
-
-def _run_prompts(verifier: object, tokenizer: PreTrainedTokenizerBase, path: Path, window: int) -> PromptStates:
-    prompts = [encode_prompt(tokenizer, prompt) for prompt in read_prompts(path)]
-    return states_of_prompts(verifier, prompts, window)  # type: ignore[arg-type]
+def _run_prompts(
+    verifier: Gemma4ForCausalLM, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], window: int
+) -> PromptStates:
+    encoded = [encode_prompt(tokenizer, prompt) for prompt in prompts]
+    return states_of_prompts(verifier, encoded, window)
 
 
 def _tokenizer(folder: Path | None) -> PreTrainedTokenizerBase | None:

@@ -87,7 +87,8 @@ def decode(verifier: Verifier, drafter: Drafter, prompt: Sequence[int], max_new_
         if finished:
             return
         # A round commits one token more than it drafts: never draft beyond the limit.
-        drafted = tuple(drafter.draft(verdict.state)[: remaining - 1])
+        room = remaining - 1
+        drafted = tuple(drafter.draft(verdict.state)[:room]) if room else ()
         verdict = verifier.verify(drafted)
 
 

@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import DynamicCache, Gemma4ForCausalLM
+from transformers import DynamicCache
 
 from calibration.states import HeadState, kind_of_layer_type
+from calibration.verifier import load_verifier
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from transformers import Gemma4ForCausalLM
 
 
 @dataclass(frozen=True)
@@ -44,13 +47,7 @@ class GreedyVerifier:
     @classmethod
     def load(cls, folder: Path, window: int) -> GreedyVerifier:
         """A session on the checkpoint at `folder`."""
-        return cls(cls.load_model(folder), window)
-
-    @staticmethod
-    def load_model(folder: Path) -> Gemma4ForCausalLM:
-        """The model in float32, as this verifier runs it."""
-        model: Gemma4ForCausalLM = Gemma4ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        return model
+        return cls(load_verifier(folder), window)
 
     @property
     def stop_ids(self) -> frozenset[int]:

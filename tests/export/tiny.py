@@ -24,7 +24,7 @@ BACKBONE = 48
 SLIDING_WINDOW = 8
 WINDOW = 8
 KEEP = np.arange(0, VOCAB_SIZE, 3)
-_SIZES = {
+SIZES = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -47,7 +47,7 @@ class TinyHead:
 
 def tiny_head(folder: Path, seed: int = 0, **text_changes: Any) -> TinyHead:
     """Write a head to `folder`: norms and layer scalars 0.3..0.9, logits of order 1, a softcap far below them."""
-    config = assistant_config({**_SIZES, **text_changes}, backbone_hidden_size=BACKBONE)
+    config = assistant_config({**SIZES, **text_changes}, backbone_hidden_size=BACKBONE)
     model = write_assistant(folder, config, torch.float32)
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in model.state_dict().items():

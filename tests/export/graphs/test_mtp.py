@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from export.checkpoint.mtp import read_mtp_checkpoint
 from export.graphs.feeds import FeedBuilder, PositionRule
 from export.graphs.mtp import MtpHead, MtpInputs, load_mtp_head
+from export.mtp.reference import TransformersHead
 
-from ..tiny import BACKBONE, VOCAB_SIZE, TinyHead, random_state, run_torch, run_transformers, tiny_head
+from ..checkpoint.builders import assistant_config, write_assistant
+from ..tiny import BACKBONE, SIZES, VOCAB_SIZE, TinyHead, random_state, run_torch, run_transformers, tiny_head
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -144,3 +147,27 @@ def test_load_refuses_missing_and_extra_tensors(tiny: TinyHead) -> None:
     del state["model.layers.2.layer_scalar"]
     with pytest.raises(RuntimeError, match=r"Missing.*layers\.2\.layer_scalar"):
         load_mtp_head(tiny.config, state)
+
+
+def test_a_centroid_head_is_scored_densely(tmp_path: Path) -> None:
+    """Where transformers' centroid head scores a token at all, the static head gives the same logit."""
+    config = assistant_config(
+        {**SIZES}, backbone_hidden_size=BACKBONE, use_ordered_embeddings=True, num_centroids=10,
+        centroid_intermediate_top_k=3,
+    )  # fmt: skip
+    model = write_assistant(tmp_path, config, torch.float32)
+    checkpoint = read_mtp_checkpoint(tmp_path)
+    head = load_mtp_head(checkpoint.config, checkpoint.state_dict())
+    state = random_state(checkpoint.config, 6)
+    builder = FeedBuilder(checkpoint.config, WINDOW)
+    feed = builder.step(builder.context(state), state.embedding, state.hidden)
+    hidden, logits = run_torch(head, feed)
+    wanted_hidden, sparse = run_transformers(model, state, 6)
+    assert np.abs(hidden - wanted_hidden).max() <= TOLERANCE
+    scored = sparse > sparse.min()  # the others are filled with the lowest score minus 1
+    assert scored.sum() == VOCAB_SIZE // 10 * 3
+    assert np.abs(logits - sparse)[scored].max() <= TOLERANCE
+    # The reference of the export is the dense product too.
+    reference = TransformersHead(tmp_path, np.arange(VOCAB_SIZE))
+    reference.position = 6
+    assert np.abs(reference.run(feed)["logits_0"].ravel() - logits).max() <= TOLERANCE

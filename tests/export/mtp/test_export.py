@@ -20,6 +20,7 @@ from calibration.ranges import Ranges
 from export.bundle import open_bundle, verify_files
 from export.errors import CheckpointError, CompileError, ExportError
 from export.mtp import export as export_module
+from export.mtp import sources as sources_module
 from export.mtp.export import export_mtp
 from export.mtp.samples import load_samples
 from quant.errors import HycoError, UsageError
@@ -171,8 +172,12 @@ def test_without_a_table_synthetic_and_uncompiled(
     assert result.calibration == "synthetic:seed0"
     assert result.parity_max_abs_error <= 1e-4
     text = " | ".join(result.warnings)
-    for part in ("ranges come from synthetic states", "synthetic states: their figures", "no embedding table",
-                 "not compiled: this host has no compiler"):  # fmt: skip
+    for part in (
+        "activation ranges are synthetic (synthetic states were asked for)",
+        "synthetic states: their figures",
+        "no embedding table",
+        "not compiled: this host has no compiler",
+    ):
         assert part in text
     assert manifest.table is None
     assert manifest.verifier is None
@@ -254,7 +259,7 @@ def broken(family: Family, tmp_path: Path) -> dict[str, tuple[dict[str, Any], ty
         ),
         "prompts without verifier": (
             {"verifier": None, "table": False, "calibration": str(family.calibration)}, CalibrationError,
-            "running prompts needs the whole verifier",
+            "prompts cannot be run, because no verifier is given",
         ),
     }  # fmt: skip
 
@@ -336,3 +341,13 @@ def test_a_tokenizer_without_a_chat_template(family: Family, tmp_path: Path) -> 
     tokenizer.save_pretrained(verifier)
     with pytest.raises(CalibrationError, match="has no chat template"):
         export_mtp(family.options(tmp_path / "out", verifier=str(verifier)), lambda _: None)
+
+
+def test_a_verifier_that_does_not_fit_into_memory_is_not_run(
+    family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources_module, "_MEMORY_SHARE", 1e-9)
+    options = family.options(tmp_path / "out", calibration=str(family.options(tmp_path).default_prompts))
+    with pytest.raises(CalibrationError, match="prompts cannot be run, because in float32 the verifier takes"):
+        export_mtp(options, lambda _: None)
+    assert list(tmp_path.iterdir()) == []
