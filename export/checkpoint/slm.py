@@ -132,7 +132,7 @@ class SlmCheckpoint:
         known |= name != module and module in linear_shapes(self.config) and self.bits_of(module) is None
         if not known:
             raise CheckpointError(
-                f"{self.reader.folder}: has no unquantised tensor {name!r}; codes are read as weights"
+                f"{self.reader.folder}: has no unquantised tensor {name!r}; names are like 'norm.weight'"
             )
         return self._finite(full_name(self.prefix, name))
 
@@ -176,7 +176,7 @@ class SlmCheckpoint:
         shape = linear_shapes(self.config).get(module)
         if shape is None:
             raise CheckpointError(
-                f"{self.reader.folder}: has no linear layer {module!r}; one is 'layers.0.mlp.up_proj'"
+                f"{self.reader.folder}: has no linear layer {module!r}; names are like 'layers.0.mlp.up_proj'"
             )
         return shape
 
