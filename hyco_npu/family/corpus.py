@@ -94,3 +94,9 @@ def pad_batch(documents: Sequence[Document], max_length: int) -> tuple[torch.Ten
         ids[row, : len(kept)] = torch.tensor(kept)
     real = torch.arange(length)[None, :] < torch.tensor([min(len(d.ids), length) for d in documents])[:, None]
     return ids, real
+
+
+def answer_mask(documents: Sequence[Document], length: int) -> torch.Tensor:
+    """Which positions [batch, length] lie behind the prompts: the text that a drafter is asked to continue."""
+    starts = torch.tensor([document.prompt_length for document in documents])
+    return torch.arange(length)[None, :] >= starts[:, None]

@@ -41,8 +41,8 @@ class Recipe:
     tokens_per_batch: int = 4096
     verifier_epochs: float = 2.0
     verifier_learning_rate: float = 4e-3
-    generated_tokens: int = 600_000
-    drafter_epochs: float = 3.0
+    generated_tokens: int = 500_000
+    drafter_epochs: float = 2.5
     drafter_learning_rate: float = 6e-3
     own_text_share: float = 0.8
     answer_tokens: int = 170
@@ -124,8 +124,9 @@ def make_mtp(run: Run, verifier: Gemma4ForCausalLM, texts: _Texts) -> Gemma4Assi
         batches = texts.batches(run.recipe, run.seed + 2)
 
         def loss(step: int) -> dict[str, torch.Tensor]:
-            ids, real = corpus.pad_batch(texts.pick(batches[step]), _MAX_LENGTH)
-            return chain_loss(model.train(), verifier, ids, real)
+            documents = texts.pick(batches[step])
+            ids, real = corpus.pad_batch(documents, _MAX_LENGTH)
+            return chain_loss(model.train(), verifier, ids, real & corpus.answer_mask(documents, ids.shape[1]))
 
         options = StageOptions("mtp", len(batches), run.recipe.drafter_learning_rate, 0.02, run.work_dir)
         _train(model, loss, options)
@@ -144,9 +145,10 @@ def make_slm(run: Run, verifier: Gemma4ForCausalLM, texts: _Texts) -> Gemma4ForC
         def loss(step: int) -> dict[str, torch.Tensor]:
             ids, real = corpus.pad_batch(texts.pick(batches[step]), _MAX_LENGTH)
             with torch.no_grad():
-                teacher = verifier(ids, use_cache=False).logits[real].log_softmax(-1)
-            student = model.train()(ids, use_cache=False).logits[real].log_softmax(-1)
-            kl = F.kl_div(student, teacher, log_target=True, reduction="none").sum(-1).mean()
+                teacher = verifier(ids, use_cache=False).logits[real].softmax(-1)
+                entropy = torch.special.entr(teacher).sum(-1).mean()
+            student = model.train()(ids, use_cache=False).logits[real]
+            kl = F.cross_entropy(student, teacher) - entropy
             agreement = (student.argmax(-1) == teacher.argmax(-1)).float().mean()
             return {"loss": kl, "top1_agreement": agreement.detach()}
 
@@ -216,16 +218,18 @@ def answer_nll(model: PreTrainedModel, documents: list[corpus.Document]) -> floa
 
 
 def chain_loss(
-    head: Gemma4AssistantForCausalLM, verifier: Gemma4ForCausalLM, ids: torch.Tensor, real: torch.Tensor
+    head: Gemma4AssistantForCausalLM, verifier: Gemma4ForCausalLM, ids: torch.Tensor, counted: torch.Tensor
 ) -> dict[str, torch.Tensor]:
     """KL of the head's chain to the verifier over all positions of `ids` [batch, length] at once.
 
     Row n holds (hidden of n-1, embedding of token n), sees the keys of 0..n-1 and predicts token n+1 at step 1; at
-    step s it takes token n+s-1 and its own last hidden state and predicts token n+s.
+    step s it takes token n+s-1 and its own last hidden state and predicts token n+s. A row counts where the token that
+    it takes is marked in `counted` [batch, length].
     """
     with torch.no_grad():
         out = verifier(ids, use_cache=False, return_shared_kv_states=True, output_hidden_states=True)
-        teacher = out.logits.log_softmax(-1)
+        teacher = out.logits.softmax(-1)
+        entropy = torch.special.entr(teacher).sum(-1)
         embeddings = verifier.model.embed_tokens(ids)
         keys_values = {kind: (k, v) for kind, (k, v) in out.shared_kv_states.items()}
     hidden = F.pad(out.hidden_states[-1], (0, 0, 1, 0))[:, :-1]
@@ -233,12 +237,12 @@ def chain_loss(
     scalars: dict[str, torch.Tensor] = {}
     for step in range(CHAIN_STEPS):
         shifted = F.pad(embeddings, (0, 0, 0, step))[:, step:]
-        logits, hidden = head_rows(head, torch.cat([shifted, hidden], -1), keys_values)
-        rows = ids.shape[1] - step
-        counted = real[:, step:][:, 1:]
-        student = logits[:, 1:rows][counted].log_softmax(-1)
-        target = teacher[:, 1 + step :][counted]
-        kl = F.kl_div(student, target, log_target=True, reduction="none").sum(-1).mean()
+        last_hidden, hidden = _head_step(head, torch.cat([shifted, hidden], -1), keys_values)
+        taken = counted[:, 1 + step :]
+        target = teacher[:, 1 + step :][taken]
+        # Logits of the rows that count alone: the output layer is most of the head.
+        student = head.lm_head(last_hidden[:, 1 : ids.shape[1] - step][taken])
+        kl = F.cross_entropy(student, target) - entropy[:, 1 + step :][taken].mean()
         loss = loss + kl * _STEP_DISCOUNT**step
         scalars[f"top1_step{step + 1}"] = (student.argmax(-1) == target.argmax(-1)).float().mean().detach()
     return {"loss": loss, **scalars}
@@ -254,6 +258,16 @@ def head_rows(
     Row n sees keys n-W..n-1 on sliding layers and 0..n-1 on full ones; transformers' own masks are bidirectional and
     fit single rows only. Row 0 has nothing to see and is left one key so that it stays finite.
     """
+    last_hidden, hidden = _head_step(head, inputs_embeds, keys_values)
+    return head.lm_head(last_hidden), hidden
+
+
+def _head_step(
+    head: Gemma4AssistantForCausalLM,
+    inputs_embeds: torch.Tensor,
+    keys_values: dict[str, tuple[torch.Tensor, torch.Tensor]],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Last hidden state [batch, length, hidden] and next hidden state [batch, length, backbone] of `head_rows`."""
     length = inputs_embeds.shape[1]
     row, key = torch.arange(length)[:, None], torch.arange(length)[None, :]
     full = key < row
@@ -269,7 +283,7 @@ def head_rows(
         use_cache=False,
         output_hidden_states=True,  # else transformers slices the rows, and stumbles over the absent per-layer input
     )
-    return head.lm_head(out.last_hidden_state), head.post_projection(out.last_hidden_state)
+    return out.last_hidden_state, head.post_projection(out.last_hidden_state)
 
 
 def answer_batch(
