@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from export.bundle.reader import Bundle
     from export.mtp.options import MtpExportResult
 
-SIMULATED_ROUNDS = 12
+SIMULATED_ROUNDS = 40
 """Rounds drafted on the simulator; later ones run the same QDQ graph on the CPU, which is faster."""
 
 CHECK_SAMPLES = 16

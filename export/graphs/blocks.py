@@ -7,7 +7,7 @@ sines are inputs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,18 @@ class AttentionContext:
     sin: Tensor
 
 
+@dataclass(frozen=True)
+class KeysValues:
+    """Keys [batch, kv_heads, head_dim, n] and values [batch, kv_heads, n, head_dim] of n rows."""
+
+    keys: Tensor
+    values: Tensor
+
+    def followed_by(self, new: KeysValues) -> KeysValues:
+        """These rows and behind them the `new` ones."""
+        return KeysValues(torch.cat([self.keys, new.keys], dim=3), torch.cat([self.values, new.values], dim=2))
+
+
 class RmsNorm(nn.Module):
     """y = x / rms(x) * w. Gemma 4 multiplies by w, not by 1 + w (transformers: Gemma4RMSNorm)."""
 
@@ -43,14 +55,33 @@ class RmsNorm(nn.Module):
         return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
 
 
+class UnitNorm(nn.Module):
+    """y = x / rms(x): the norm of the values has no weight (transformers: Gemma4RMSNorm with with_scale=False).
+
+    The ones are a constant that no state dict holds; with them the norm traces to one operator, like the others.
+    """
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        # On the CPU even where modules are made on the meta device: no state dict will ever fill it.
+        self.register_buffer("ones", torch.ones(width, device="cpu"), persistent=False)
+
+    ones: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] -> [..., width]."""
+        return F.rms_norm(x, (x.shape[-1],), self.ones, self.eps)
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """RoPE on x [batch, heads, rows, head_dim]; `sin` carries the minus sign of the first half."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([second, first], dim=-1) * sin
 
 
-class QueryAttention(nn.Module):
-    """Attention whose keys and values belong to another model: queries only, scaling 1.0, grouped heads."""
+class _Attention(nn.Module):
+    """Queries and output of an attention layer: scaling 1.0, grouped heads, a norm on the queries."""
 
     def __init__(self, hidden_size: int, num_heads: int, head_dim: int, eps: float) -> None:
         super().__init__()
@@ -59,7 +90,7 @@ class QueryAttention(nn.Module):
         self.q_norm = RmsNorm(head_dim, eps)
         self.o_proj = nn.Linear(num_heads * head_dim, hidden_size, bias=False)
 
-    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
+    def attend(self, x: Tensor, context: AttentionContext) -> Tensor:
         """[batch, 1, rows, hidden] -> the same."""
         batch, _, rows, _ = x.shape
         query = self.q_norm(self.q_proj(x).reshape(batch, rows, self.num_heads, self.head_dim))
@@ -68,6 +99,40 @@ class QueryAttention(nn.Module):
         joined = _swap_rows_and_heads(attended).reshape(batch, 1, rows, self.num_heads * self.head_dim)
         output: Tensor = self.o_proj(joined)
         return output
+
+
+class QueryAttention(_Attention):
+    """Attention whose keys and values belong to another model or layer: queries only."""
+
+    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
+        """[batch, 1, rows, hidden] -> the same."""
+        return self.attend(x, context)
+
+
+class CachedAttention(_Attention):
+    """Attention that also makes its rows' own keys and values and puts them behind those of earlier rows."""
+
+    def __init__(self, hidden_size: int, num_heads: int, num_kv_heads: int, head_dim: int, eps: float) -> None:
+        super().__init__(hidden_size, num_heads, head_dim, eps)
+        self.num_kv_heads = num_kv_heads
+        self.k_proj = nn.Linear(hidden_size, num_kv_heads * head_dim, bias=False)
+        self.v_proj = nn.Linear(hidden_size, num_kv_heads * head_dim, bias=False)
+        self.k_norm = RmsNorm(head_dim, eps)
+        self.v_norm = UnitNorm(head_dim, eps)
+
+    def forward(self, x: Tensor, past: AttentionContext) -> tuple[Tensor, KeysValues, KeysValues]:
+        """x [batch, 1, rows, hidden] -> (the same, keys and values of these rows, those of `past` and these rows).
+
+        `past` holds the keys and values of `window` earlier rows; its mask covers window + rows.
+        """
+        batch, _, rows, _ = x.shape
+        heads = (batch, rows, self.num_kv_heads, self.head_dim)
+        keys = _swap_rows_and_heads(self.k_norm(self.k_proj(x).reshape(heads)))
+        keys = rotate(keys, past.cos, past.sin).transpose(2, 3)
+        values = _swap_rows_and_heads(self.v_norm(self.v_proj(x).reshape(heads)))
+        new = KeysValues(keys, values)
+        joined = KeysValues(past.keys, past.values).followed_by(new)
+        return self.attend(x, replace(past, keys=joined.keys, values=joined.values)), new, joined
 
 
 def grouped_attention(query: Tensor, context: AttentionContext) -> Tensor:

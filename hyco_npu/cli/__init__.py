@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from hyco_npu import __version__
-from hyco_npu.cli import check, demo, export, family
+from hyco_npu.cli import check, demo, estimate, export, family
 
 _PACKAGES = ("hyco_npu", "device_runner", "export", "calibration", "quant")
 
@@ -25,6 +25,7 @@ app = typer.Typer(
 app.add_typer(family.app, name="family")
 app.add_typer(export.app, name="export")
 app.add_typer(check.app)
+app.add_typer(estimate.app)
 app.add_typer(demo.app)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -75,6 +76,26 @@ def test_check_passes_and_names_its_stages(exported: tuple[Path, dict[str, Any]]
     assert by_name["qdq_cpu"]["sqnr_db"] > 40
 
 
+def test_estimate_of_the_chain_is_labelled_and_leaves_the_bundle_alone(
+    exported: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    out, _ = exported
+    code, result = run("estimate", str(out), "--bandwidth-gbps", "20", "--chart", str(tmp_path / "chart.png"))
+    assert code == 0, result
+    manifest = json.loads((out / "manifest.json").read_text())
+    (graph,) = result["graphs"]
+    assert graph["label"] == "estimate (proxy chip)"
+    assert 0 < graph["us_low"] <= graph["us"] <= graph["us_high"]
+    assert graph["missing_costs"] == 0
+    tensors = manifest["graphs"][0]["inputs"] + manifest["graphs"][0]["outputs"]
+    boundary = sum(2 * prod(tensor["shape"]) for tensor in tensors)  # all of them are 16-bit codes
+    assert graph["floor_us"] == pytest.approx((manifest["graphs"][0]["weight_bytes"] + boundary) / 20e9 * 1e6)
+    assert result["round_us"] == pytest.approx(4 * graph["us"])
+    assert result["round_lacks"] == ["slm"]
+    listed = {entry["path"] for entry in manifest["files"]} | {"manifest.json"}
+    assert {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()} == listed
+
+
 @pytest.mark.parametrize("victim", ["tables/embedding.safetensors", "graphs/mtp_step.qdq.onnx", "keep_set.json"])
 def test_check_fails_on_one_changed_byte(exported: tuple[Path, dict[str, Any]], tmp_path: Path, victim: str) -> None:
     copy = tmp_path / "copy"
@@ -121,7 +142,7 @@ def test_the_demo_drafts_and_equals_transformers_greedy_decoding(tmp_path: Path)
     question = json.loads(HELD_OUT_PROMPTS.read_text().splitlines()[0])["turns"][0]
     assert result["tokens"] == generate(question, 40)
     rounds = result["rounds"][1:]
-    assert [r["engine"] for r in rounds[:12]] == ["HTP simulator"] * min(12, len(rounds))
+    assert {r["engine"] for r in rounds} == {"HTP simulator"}
     full = [len(r["accepted"]) for r in rounds if len(r["drafted"]) == 4]
     assert result["accepted_per_round"] == pytest.approx(sum(full) / len(full))
     # A head that drafted at random would have next to nothing accepted.
