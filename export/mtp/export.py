@@ -33,11 +33,19 @@ from export.bundle.manifest import (
 from export.checkpoint.mtp import MtpConfig
 from export.engines.cpu import FloatGraph, QuantizedGraph, cpu_session
 from export.engines.htp import TARGETS, CompiledGraph, Target, compile_graph, simulator_session, why_unavailable
+from export.errors import ExportError
 from export.graphs.feeds import FeedBuilder
 from export.graphs.mtp import MtpHead, load_mtp_head
 from export.mtp.calibrate import collect_ranges, save_graph, save_observed
 from export.mtp.chain import MtpChain
-from export.mtp.check import CPU_STAGE, GRAPH_NAME, SAMPLES_FILE, SIMULATOR_STAGE, reference_stages
+from export.mtp.check import (
+    CPU_STAGE,
+    GRAPH_NAME,
+    SAMPLES_FILE,
+    SIMULATOR_COSINE,
+    SIMULATOR_STAGE,
+    reference_stages,
+)
 from export.mtp.float_graph import build_float_graph
 from export.mtp.options import MtpExportResult
 from export.mtp.parity import Stage, compare
@@ -67,6 +75,9 @@ if TYPE_CHECKING:
     from export.mtp.options import MtpExportOptions
     from export.mtp.samples import Samples
     from quant.table import EmbeddingTable
+
+_PARITY = 1e-4
+"""Largest difference from transformers, in units of the largest value where that exceeds 1."""
 
 _PACKAGES = ("hyco-npu", "torch", "transformers", "onnx", "onnx_ir", "onnxruntime", "onnxruntime-qnn")
 
@@ -199,6 +210,19 @@ def _add_references(samples: Samples, sources: Sources, head: MtpHead, step: Qua
         reference.position = samples.states[int(samples.state_of[index])].position - offset
         results.append(reference.run(samples.feed(builder, index)))
     samples.references["transformers"] = stack_outputs(results)
+    _require_parity(samples)
+
+
+def _require_parity(samples: Samples) -> None:
+    """Raise ExportError where the float graph is not the head that transformers runs."""
+    ours, wanted = samples.references["fp32"], samples.references["transformers"]
+    for what, found, reference in (("logits", ours.logits, wanted.logits), ("hidden", ours.hidden, wanted.hidden)):
+        error, limit = np.abs(found - reference).max(), _PARITY * max(1.0, np.abs(reference).max())
+        if not error <= limit:
+            raise ExportError(
+                f"the float graph's {what} differ from transformers' by {error:.3g}, more than {limit:.3g}: the graph "
+                "does not compute this checkpoint's head; please report it with the checkpoint's config.json"
+            )
 
 
 def _manifest(sources: Sources, made: _Made, options: MtpExportOptions) -> Manifest:
@@ -294,6 +318,8 @@ def _result(folder: Path, made: _Made, evidence: Evidence, options: MtpExportOpt
         warnings.append("checks ran on synthetic states: their figures say nothing about drafting")
     if made.table is None:
         warnings.append("no embedding table was written: a phone cannot draft with this bundle alone")
+    if made.simulated is not None and made.simulated.cosine < SIMULATOR_COSINE:
+        warnings.append(f"the simulator's cosine to the CPU is {made.simulated.cosine:.6f} in one step: run the check")
     if compiled is None:
         warnings.append(f"not compiled: {why_unavailable()}")
     fp32 = reference_stages(made.samples, range(len(made.samples)))[0]

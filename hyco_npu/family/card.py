@@ -47,8 +47,8 @@ _STAGES = {
 }
 _RECIPE_FIELDS = {
     "verifier": ("tokens_per_batch", "verifier_epochs", "verifier_learning_rate"),
-    "mtp": ("tokens_per_batch", "drafter_epochs", "drafter_learning_rate", "own_text_share", "answer_tokens"),
-    "slm": ("tokens_per_batch", "drafter_epochs", "drafter_learning_rate", "own_text_share", "answer_tokens"),
+    "mtp": ("tokens_per_batch", "mtp_epochs", "drafter_learning_rate", "own_text_share", "answer_tokens"),
+    "slm": ("tokens_per_batch", "slm_epochs", "drafter_learning_rate", "own_text_share", "answer_tokens"),
 }
 _LIMITS = """\
 - Its arithmetic is wrong: the text reads like a worked answer, the numbers in it do not follow from the question.

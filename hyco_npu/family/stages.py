@@ -42,7 +42,8 @@ class Recipe:
     verifier_epochs: float = 2.0
     verifier_learning_rate: float = 4e-3
     generated_tokens: int = 500_000
-    drafter_epochs: float = 2.5
+    mtp_epochs: float = 2.5
+    slm_epochs: float = 5.0
     drafter_learning_rate: float = 6e-3
     own_text_share: float = 0.8
     answer_tokens: int = 170
@@ -121,7 +122,7 @@ def make_mtp(run: Run, verifier: Gemma4ForCausalLM, texts: _Texts) -> Gemma4Assi
         torch.manual_seed(run.seed + 2)
         model = architecture.build_mtp()
         _init_head_table(model, verifier)
-        batches = texts.batches(run.recipe, run.seed + 2)
+        batches = texts.batches(run.recipe, run.recipe.mtp_epochs, run.seed + 2)
 
         def loss(step: int) -> dict[str, torch.Tensor]:
             documents = texts.pick(batches[step])
@@ -140,7 +141,7 @@ def make_slm(run: Run, verifier: Gemma4ForCausalLM, texts: _Texts) -> Gemma4ForC
     if not folder.exists():
         torch.manual_seed(run.seed + 3)
         model = architecture.build_slm()
-        batches = texts.batches(run.recipe, run.seed + 3)
+        batches = texts.batches(run.recipe, run.recipe.slm_epochs, run.seed + 3)
 
         def loss(step: int) -> dict[str, torch.Tensor]:
             ids, real = corpus.pad_batch(texts.pick(batches[step]), _MAX_LENGTH)
@@ -171,9 +172,9 @@ class _Texts:
     def human_share(self, recipe: Recipe) -> list[corpus.Document]:
         return self.human[: int(len(self.own) * (1 - recipe.own_text_share) / recipe.own_text_share)]
 
-    def batches(self, recipe: Recipe, seed: int) -> list[list[int]]:
+    def batches(self, recipe: Recipe, epochs: float, seed: int) -> list[list[int]]:
         documents = self.own + self.human_share(recipe)
-        return _batches(documents, recipe.drafter_epochs, recipe.tokens_per_batch, seed)
+        return _batches(documents, epochs, recipe.tokens_per_batch, seed)
 
 
 def drafter_texts(run: Run, tokenizer: PreTrainedTokenizerFast, own: list[corpus.Document]) -> _Texts:

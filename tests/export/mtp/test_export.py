@@ -307,7 +307,6 @@ def test_a_verifier_of_another_vocabulary(family: Family, tmp_path: Path) -> Non
         export_mtp(options, lambda _: None)
 
 
-@pytest.mark.usefixtures("traced_once")
 def test_a_late_failure_leaves_nothing_behind(family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler refuses, after everything else was written."""
     monkeypatch.setattr(export_module, "why_unavailable", lambda: None)
@@ -350,4 +349,20 @@ def test_a_verifier_that_does_not_fit_into_memory_is_not_run(
     options = family.options(tmp_path / "out", calibration=str(family.options(tmp_path).default_prompts))
     with pytest.raises(CalibrationError, match="prompts cannot be run, because in float32 the verifier takes"):
         export_mtp(options, lambda _: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_graph_that_is_not_transformers_head_is_refused(
+    family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = export_module.load_mtp_head
+
+    def forgetful(*arguments: Any) -> Any:
+        head = load(*arguments)
+        head.layers[0].layer_scalar = torch.ones(1)  # the classic: one scalar lost in surgery
+        return head
+
+    monkeypatch.setattr(export_module, "load_mtp_head", forgetful)
+    with pytest.raises(ExportError, match="differ from transformers' by"):
+        export_mtp(family.options(tmp_path / "out", calibration="synthetic"), lambda _: None)
     assert list(tmp_path.iterdir()) == []

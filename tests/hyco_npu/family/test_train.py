@@ -33,7 +33,8 @@ RECIPE = Recipe(
     verifier_epochs=0.5,
     verifier_learning_rate=0.5,
     generated_tokens=300,
-    drafter_epochs=0.5,
+    mtp_epochs=0.5,
+    slm_epochs=0.5,
     drafter_learning_rate=0.5,
     answer_tokens=6,
 )
