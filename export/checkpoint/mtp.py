@@ -201,7 +201,7 @@ def _from_transformers(config: Any) -> MtpConfig:
         intermediate_size=text.intermediate_size,
         num_attention_heads=text.num_attention_heads,
         layers=layers,
-        ropes=tuple(_rope(kind, text.rope_parameters[kind]) for kind in KINDS if kind in kinds),
+        ropes=tuple(rope_spec(kind, text.rope_parameters[kind]) for kind in KINDS if kind in kinds),
         vocab_size=text.vocab_size,
         rms_norm_eps=text.rms_norm_eps,
         sliding_window=text.sliding_window,
@@ -210,7 +210,8 @@ def _from_transformers(config: Any) -> MtpConfig:
     )
 
 
-def _rope(kind: str, parameters: dict[str, Any]) -> RopeSpec:
+def rope_spec(kind: str, parameters: dict[str, Any]) -> RopeSpec:
+    """The rope of a layer kind as transformers resolved it from config.json."""
     return RopeSpec(
         kind=kind,
         theta=float(parameters["rope_theta"]),

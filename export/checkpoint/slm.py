@@ -17,7 +17,7 @@ from transformers import Gemma4TextConfig
 
 from export.checkpoint.config import CONFIG_FILE, read_config
 from export.checkpoint.gemma_bits import BitMap, read_bit_map
-from export.checkpoint.mtp import KINDS, RopeSpec
+from export.checkpoint.mtp import KINDS, RopeSpec, rope_spec
 from export.checkpoint.reader import CheckpointReader
 from export.checkpoint.slm_tensors import (
     ACTIVATION_SCALES,
@@ -281,7 +281,7 @@ def _from_transformers(text: Any) -> SlmConfig:
         hidden_size=text.hidden_size,
         num_attention_heads=text.num_attention_heads,
         layers=layers,
-        ropes=tuple(_rope(kind, text.rope_parameters[kind]) for kind in KINDS if kind in kinds),
+        ropes=tuple(rope_spec(kind, text.rope_parameters[kind]) for kind in KINDS if kind in kinds),
         vocab_size=text.vocab_size,
         per_layer_vocab_size=text.vocab_size_per_layer_input,
         per_layer_width=text.hidden_size_per_layer_input,
@@ -289,11 +289,6 @@ def _from_transformers(text: Any) -> SlmConfig:
         rms_norm_eps=text.rms_norm_eps,
         final_logit_softcapping=None if softcap is None else float(softcap),
     )
-
-
-def _rope(kind: str, parameters: dict[str, Any]) -> RopeSpec:
-    factor = float(parameters.get("partial_rotary_factor", 1.0))
-    return RopeSpec(kind, float(parameters["rope_theta"]), parameters["rope_type"], factor)
 
 
 def _unsupported(text: Any, tied: bool) -> str | None:
