@@ -41,7 +41,7 @@ class GreedyVerifier:
         # Full-length layers for every kind: a sliding cache cannot take back rows that were rejected.
         self._cache = DynamicCache()
         self._committed = 0
-        self._bonus = -1
+        self._bonus: int | None = None
         self.forward_passes = 0
 
     @classmethod
@@ -60,7 +60,12 @@ class GreedyVerifier:
         return self._pass(list(prompt), draft=())
 
     def verify(self, draft: Sequence[int]) -> Verdict:
-        """One forward pass over the bonus of the last verdict and `draft`; rejected rows leave the cache."""
+        """One forward pass over the bonus of the last verdict and `draft`; rejected rows leave the cache.
+
+        Raises ValueError before `prefill`: there is nothing to continue.
+        """
+        if self._bonus is None:
+            raise ValueError("verify was called before prefill; take in the prompt first")
         return self._pass([self._bonus, *draft], draft=tuple(draft))
 
     def _pass(self, rows: list[int], draft: tuple[int, ...]) -> Verdict:
@@ -80,18 +85,18 @@ class GreedyVerifier:
         rejected = len(rows) - 1 - last
         if rejected:
             self._cache.crop(-rejected)
-        self._bonus = choices[len(accepted)]
-        return Verdict(accepted, self._bonus, self._state(out, last))
+        self._bonus = bonus = choices[len(accepted)]
+        return Verdict(accepted, bonus, self._state(out, last, bonus))
 
-    def _state(self, out: Any, last: int) -> HeadState:
+    def _state(self, out: Any, last: int, bonus: int) -> HeadState:
         """The state at the last verified row: only committed rows are handed out, never rejected ones."""
         t = self._committed
         rows = slice(max(0, t - self._window), t)
         shared = {kind_of_layer_type(kind): pair for kind, pair in out.shared_kv_states.items()}
         with torch.no_grad():
-            embedding = self._model.get_input_embeddings()(torch.tensor([self._bonus]))[0]
+            embedding = self._model.get_input_embeddings()(torch.tensor([bonus]))[0]
         return HeadState(
-            token_id=self._bonus,
+            token_id=bonus,
             position=t,
             embedding=embedding.numpy(),
             hidden=out.hidden_states[-1][0, last].numpy(),

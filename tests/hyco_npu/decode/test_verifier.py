@@ -108,3 +108,8 @@ def test_a_right_draft_saves_forward_passes(model: Gemma4ForCausalLM) -> None:
 
 def test_all_stop_tokens_of_the_generation_config_count(model: Gemma4ForCausalLM) -> None:
     assert GreedyVerifier(model, WINDOW).stop_ids == {1, 5}
+
+
+def test_verify_needs_a_prompt(model: Gemma4ForCausalLM) -> None:
+    with pytest.raises(ValueError, match="before prefill"):
+        GreedyVerifier(model, WINDOW).verify([7])
