@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from export.checkpoint.layout import INDEX_FILE, scan
+from export.checkpoint.layout import INDEX_FILE, SINGLE_FILE, scan
 from export.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -87,7 +87,12 @@ class CheckpointReader:
         """
         missing = [name for name in expected if name not in self._tensors]
         if missing:
-            raise CheckpointError(f"{self.folder}: {_count(missing, 'tensor')} missing: {_listed(missing)}")
+            files = sorted({path.name for path, _ in self._tensors.values()}) or [SINGLE_FILE]
+            where = self.folder / (files[0] if len(files) == 1 else INDEX_FILE)
+            raise CheckpointError(
+                f"{where}: {_count(missing, 'tensor')} missing: {_listed(missing)}; fetch the checkpoint again, or check "
+                "that config.json belongs to it"
+            )
         for name, shape in expected.items():
             if self.shape(name) != tuple(shape):
                 raise CheckpointError(

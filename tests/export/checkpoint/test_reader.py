@@ -239,7 +239,7 @@ def test_require_names_tensor_and_file(tmp_path: Path) -> None:
     reader.require(expected, ignore=["_cache_scale$"])
     with pytest.raises(CheckpointError, match=r"model\.safetensors: 1 tensor .*: 'k_cache_scale'"):
         reader.require(expected)
-    with pytest.raises(CheckpointError, match="2 tensors missing: 'c', 'd'"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: 2 tensors missing: 'c', 'd'"):
         reader.require({**expected, "c": (1,), "d": (1,)}, ignore=["_cache_scale$"])
     with pytest.raises(CheckpointError, match=r"model\.safetensors: tensor 'a' has shape \[2, 3\].*\[3, 2\]"):
         reader.require({**expected, "a": (3, 2)}, ignore=["_cache_scale$"])
