@@ -90,8 +90,8 @@ class CheckpointReader:
             files = sorted({path.name for path, _ in self._tensors.values()}) or [SINGLE_FILE]
             where = self.folder / (files[0] if len(files) == 1 else INDEX_FILE)
             raise CheckpointError(
-                f"{where}: {_count(missing, 'tensor')} missing: {_listed(missing)}; fetch the checkpoint again, or check "
-                "that config.json belongs to it"
+                f"{where}: {_count(missing, 'tensor')} missing: {_listed(missing)}; "
+                "fetch the checkpoint again, or check that config.json belongs to it"
             )
         for name, shape in expected.items():
             if self.shape(name) != tuple(shape):
