@@ -32,7 +32,7 @@ from export.bundle.manifest import (
 )
 from export.checkpoint.mtp import MtpConfig
 from export.engines.cpu import FloatGraph, QuantizedGraph, cpu_session
-from export.engines.htp import TARGETS, CompiledGraph, Target, compile_graph, simulator_session, why_unavailable
+from export.engines.htp import TARGETS, CompiledGraph, compile_graph, simulator_session, why_unavailable
 from export.errors import ExportError
 from export.graphs.feeds import FeedBuilder
 from export.graphs.mtp import MtpHead, load_mtp_head
@@ -166,7 +166,9 @@ def _make(
         progress(f"compiling for {target.name}")
         compiled = compile_graph(qdq, path(f"graphs/{GRAPH_NAME}.{target.name}.onnx"), target)
         progress("one step on the HTP simulator")
-        simulated = _simulate_once(qdq, compiled, target, step, samples, feeds)
+        on_cpu = QuantizedGraph(cpu_session(qdq), step.boundary)
+        on_npu = QuantizedGraph(simulator_session(compiled.context, target), step.boundary)
+        simulated = _simulate_once(on_cpu, on_npu, samples, feeds)
     return _Made(keep, inputs.keep_source, table, ranges, step, samples, compiled, simulated)
 
 
@@ -176,11 +178,8 @@ def _table_range(table: EmbeddingTable) -> Ranges:
     return Ranges({"embedding": (-highest, highest)}, "table")
 
 
-def _simulate_once(
-    qdq: Path, compiled: CompiledGraph, target: Target, step: QuantizedStep, samples: Samples, feeds: FeedBuilder
-) -> Stage:
-    on_cpu = run_samples(samples, feeds, QuantizedGraph(cpu_session(qdq), step.boundary), [0])
-    simulator = QuantizedGraph(simulator_session(compiled.context, target), step.boundary)
+def _simulate_once(cpu: QuantizedGraph, simulator: QuantizedGraph, samples: Samples, feeds: FeedBuilder) -> Stage:
+    on_cpu = run_samples(samples, feeds, cpu, [0])
     return compare(SIMULATOR_STAGE, run_samples(samples, feeds, simulator, [0]), CPU_STAGE, on_cpu)
 
 
