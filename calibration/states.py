@@ -59,7 +59,9 @@ def record_states(
             out = verifier(tokens, use_cache=False, output_hidden_states=True, return_shared_kv_states=True)
             embeddings = verifier.get_input_embeddings()(tokens)[0].numpy()
         hidden = out.hidden_states[-1][0].numpy()
-        shared = {_KIND[kind]: (k[0].numpy(), v[0].numpy()) for kind, (k, v) in out.shared_kv_states.items()}
+        shared = {
+            kind_of_layer_type(kind): (k[0].numpy(), v[0].numpy()) for kind, (k, v) in out.shared_kv_states.items()
+        }
         for t in wanted:
             rows = slice(max(0, t - window), t)
             yield HeadState(

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import ValidationError
 
-from export.bundle.hashing import sha256_file
 from export.bundle.manifest import MANIFEST_NAME, SCHEMA_VERSION, FileInfo, GraphInfo, Manifest, check_relative_path
 from export.bundle.onnx_files import io_names, missing_external_files, read_skeleton
 from export.errors import BundleError
+from export.hashing import sha256_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from export.bundle.aihub import METADATA_NAME, metadata_yaml
-from export.bundle.hashing import sha256_file
 from export.bundle.manifest import MANIFEST_NAME, FileInfo, Manifest, check_relative_path
 from export.bundle.onnx_files import missing_external_files
 from export.bundle.reader import Bundle, files_in
 from export.errors import BundleError
+from export.hashing import sha256_file
 from quant.errors import UsageError
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ import torch
 
 from export.checkpoint.layout import INDEX_FILE, SINGLE_FILE, scan
 from export.errors import CheckpointError
+from export.hashing import sha256_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -112,7 +113,7 @@ class CheckpointReader:
         files |= {self.folder / name for name in ("config.json", INDEX_FILE) if (self.folder / name).exists()}
         digest = hashlib.sha256()
         for path in sorted(files):
-            digest.update(f"{path.name}\0{path.stat().st_size}\0{_file_sha256(path)}\n".encode())
+            digest.update(f"{path.name}\0{path.stat().st_size}\0{sha256_file(path)}\n".encode())
         return digest.hexdigest()
 
     def _find(self, name: str) -> tuple[Path, TensorEntry]:
@@ -127,11 +128,6 @@ class CheckpointReader:
             return np.memmap(path, dtype=np.uint8, mode="r", offset=entry.begin, shape=(size_bytes,))
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path}: tensor {entry.name!r} cannot be read any more ({error})") from error
-
-
-def _file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _count(names: Sequence[str], noun: str) -> str:

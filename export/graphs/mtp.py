@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from calibration.states import kind_of_layer_type
 from export.graphs.blocks import AttentionContext, GatedMlp, QueryAttention, RmsNorm
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from export.checkpoint.mtp import LayerShape, MtpConfig
 
 KINDS = ("sliding", "full")
-_KIND_OF_LAYER_TYPE = {"sliding_attention": "sliding", "full_attention": "full"}
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class MtpInputs:
 
 def layer_of_kind(config: MtpConfig, kind: str) -> LayerShape:
     """The shape shared by all layers of a kind ("sliding" or "full")."""
-    return next(layer for layer in config.layers if _KIND_OF_LAYER_TYPE[layer.kind] == kind)
+    return next(layer for layer in config.layers if kind_of_layer_type(layer.kind) == kind)
 
 
 class MtpLayer(nn.Module):
@@ -55,7 +55,7 @@ class MtpLayer(nn.Module):
     def __init__(self, config: MtpConfig, shape: LayerShape) -> None:
         super().__init__()
         hidden, eps = config.hidden_size, config.rms_norm_eps
-        self.kind = _KIND_OF_LAYER_TYPE[shape.kind]
+        self.kind = kind_of_layer_type(shape.kind)
         self.self_attn = QueryAttention(hidden, config.num_attention_heads, shape.head_dim, eps)
         self.mlp = GatedMlp(hidden, config.intermediate_size)
         self.input_layernorm = RmsNorm(hidden, eps)

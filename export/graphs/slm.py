@@ -15,16 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from calibration.states import kind_of_layer_type
 from export.checkpoint.slm_tensors import PER_LAYER_TABLE, TOKEN_TABLE, linear_shapes, vector_shapes
 from export.errors import CheckpointError
 from export.graphs.blocks import AttentionContext, CachedAttention, GatedMlp, KeysValues, QueryAttention, RmsNorm
+from export.graphs.mtp import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from export.checkpoint.slm import SlmConfig, SlmLayer
 
-KIND_OF_LAYER_TYPE = {"sliding_attention": "sliding", "full_attention": "full"}
 _MEAN_FACTOR = 2.0**-0.5
 """Token part and projected part of the per-layer embeddings are added and scaled by this."""
 _PREFIXES = ("model.language_model.", "model.")
@@ -66,8 +67,8 @@ class SlmInputs:
 
 def head_dims(config: SlmConfig) -> dict[str, int]:
     """Head dimension of each kind of layer that there is: "sliding" and "full", in this order."""
-    found = {KIND_OF_LAYER_TYPE[layer.kind]: layer.head_dim for layer in config.layers}
-    return {kind: found[kind] for kind in KIND_OF_LAYER_TYPE.values() if kind in found}
+    found = {kind_of_layer_type(layer.kind): layer.head_dim for layer in config.layers}
+    return {kind: found[kind] for kind in KINDS if kind in found}
 
 
 def cache_shapes(config: SlmConfig) -> dict[int, tuple[int, int]]:
@@ -92,7 +93,7 @@ class SlmDecoderLayer(nn.Module):
         super().__init__()
         shape = config.layers[index]
         hidden, eps = config.hidden_size, config.rms_norm_eps
-        self.kind, self.owner = KIND_OF_LAYER_TYPE[shape.kind], shape.owner
+        self.kind, self.owner = kind_of_layer_type(shape.kind), shape.owner
         self.self_attn = _attention(config, shape, owns=shape.owner == index)
         self.mlp = GatedMlp(hidden, shape.intermediate_size)
         self.per_layer_input_gate = nn.Linear(hidden, config.per_layer_width, bias=False)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from calibration.states import kind_of_layer_type
 from export.errors import ExportError
 from export.graphs.feeds import MASKED
 from export.graphs.rope import inverse_frequencies, signed_rotation
-from export.graphs.slm import KIND_OF_LAYER_TYPE, head_dims
+from export.graphs.slm import head_dims
 
 if TYPE_CHECKING:
     from export.checkpoint.slm import SlmConfig
@@ -125,7 +126,7 @@ class TreeFeedBuilder:
         return mask[None, None]
 
     def _rotation(self, kind: str, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        rope = next(rope for rope in self.config.ropes if KIND_OF_LAYER_TYPE[rope.kind] == kind)
+        rope = next(rope for rope in self.config.ropes if kind_of_layer_type(rope.kind) == kind)
         frequencies = inverse_frequencies(rope, head_dims(self.config)[kind])
         cos, sin = zip(*(signed_rotation(frequencies, int(position)) for position in positions), strict=True)
         return np.concatenate(cos, axis=2), np.concatenate(sin, axis=2)

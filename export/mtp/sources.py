@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import shutil
@@ -25,6 +24,7 @@ from export.checkpoint.reader import CheckpointReader
 from export.checkpoint.source import CONFIG_FILES, TOKENIZER_FILES, CheckpointSource, resolve_checkpoint
 from export.checkpoint.verifier import TABLE_PATTERN, VerifierEmbeddings
 from export.errors import ExportError
+from export.hashing import sha256_file
 from export.mtp.options import DEFAULT_KEEP_SIZE, SYNTHETIC
 from export.mtp.states import PromptStates, halved, states_of_prompts, synthetic_states
 from quant.errors import UsageError
@@ -114,7 +114,7 @@ def gather_evidence(sources: Sources, options: MtpExportOptions, progress: Calla
     checked = read_prompts(options.held_out_prompts)
     checked = checked[:: max(1, len(checked) // _CHECKED_STATES)][:_CHECKED_STATES]
     unseen = _run_prompts(verifier, sources.tokenizer, checked, options.window)
-    source = ranges.source if ranges else f"prompts:{hashlib.sha256(prompts.read_bytes()).hexdigest()}"
+    source = ranges.source if ranges else f"prompts:{sha256_file(prompts)}"
     step = max(1, len(unseen.states) // _CHECKED_STATES)
     held_out = [halved(state) for state in unseen.states[::step][:_CHECKED_STATES]]
     return Evidence(seen.states, held_out, ranges, source, seen.sequences, None)

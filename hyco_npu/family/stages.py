@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from rich.progress import track
 from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM, PreTrainedTokenizerFast
 
+import calibration.verifier
 from hyco_npu.family import architecture, corpus
 from hyco_npu.family.loop import StageOptions, train_stage
 from hyco_npu.family.tokenizer import render, train_tokenizer
@@ -183,11 +184,9 @@ def drafter_texts(run: Run, tokenizer: PreTrainedTokenizerFast, own: list[corpus
 
 
 def load_verifier(folder: Path) -> Gemma4ForCausalLM:
-    """The verifier in float32, weights as stored."""
-    model: Gemma4ForCausalLM = Gemma4ForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="sdpa", experts_implementation="eager"
-    )
-    model.eval()
+    """The verifier in float32, weights as stored; its experts run one by one, the fastest way on a CPU."""
+    model = calibration.verifier.load_verifier(folder)
+    model.set_experts_implementation("eager")
     return model
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from export.hashing import sha256_file
 from hyco_npu.family import card, stages
 from hyco_npu.family.evaluate import evaluate_family
 from hyco_npu.family.stages import Recipe, Run
@@ -70,8 +70,8 @@ def train_family(
 def _inputs(corpus: Path, held_out: Path, seed: int, recipe: Recipe) -> dict[str, object]:
     """What decides the result; equal inputs mean the same work."""
     return {
-        "corpus_sha256": hashlib.sha256(corpus.read_bytes()).hexdigest(),
-        "held_out_sha256": hashlib.sha256(held_out.read_bytes()).hexdigest(),
+        "corpus_sha256": sha256_file(corpus),
+        "held_out_sha256": sha256_file(held_out),
         "seed": seed,
         "recipe": asdict(recipe),
     }

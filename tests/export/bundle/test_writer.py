@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from export.bundle import BundleWriter, open_bundle, require_intact
-from export.bundle.hashing import sha256_file
 from export.errors import BundleError
+from export.hashing import sha256_file
 from quant.errors import UsageError
 
 from .builders import example_manifest, fill, save_context_onnx, write_example

@@ -112,8 +112,8 @@ def test_a_tampered_file_is_named(copy: Bundle, name: str, damage: str) -> None:
 @pytest.mark.htp
 def test_a_binary_swapped_with_its_hash(copy: Bundle) -> None:
     """Even a manifest that vouches for a cut binary gives a clean error, not a crash."""
-    from export.bundle.hashing import sha256_file
     from export.bundle.manifest import Manifest
+    from export.hashing import sha256_file
 
     path = copy.graph_file("mtp_step", "binary")
     path.write_bytes(path.read_bytes()[:-1])
