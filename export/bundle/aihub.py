@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 METADATA_NAME = "metadata.yaml"
 _PRECISION = {4: "w4a16", 8: "w8a16"}  # AI Hub has no name for 2-bit weights: those are "mixed"
 _TOOL_NAMES = {"onnx": "onnx", "onnxruntime": "onnx_runtime"}  # ours -> theirs
-_ROLE_TEXT = {"binary": "Compiled Hexagon context binary", "qdq": "Quantised graph for the CPU, QDQ form"}
+_ROLE_TEXT = {
+    "binary": "Compiled Hexagon context binary",
+    "qdq": "Quantised graph for the CPU, QDQ form",
+    "weights": "Weights of the quantised graphs",
+    "simulator_context": "The graph compiled alone, for the x86 simulator",
+    "simulator_binary": "Context binary of the graph compiled alone, for the x86 simulator",
+}
 
 
 class _FlowList(list[int]):
@@ -46,7 +52,7 @@ def metadata_yaml(manifest: Manifest, other_files: Iterable[str] = ()) -> str:
     value = {
         "model_id": f"hyco_{manifest.kind}",
         "runtime": "precompiled_qnn_onnx" if compiled else "onnx",
-        "precision": _PRECISION.get(manifest.bits, "mixed"),
+        "precision": _PRECISION.get(manifest.bits or 0, "mixed"),
         "tool_versions": _tool_versions(manifest),
         "model_files": {
             graph.files[role]: {"inputs": _tensors(graph.inputs), "outputs": _tensors(graph.outputs)}
@@ -85,8 +91,9 @@ def _tensors(tensors: Iterable[TensorInfo]) -> dict[str, Any]:
 def _supplementary(manifest: Manifest, main: dict[str, str | None], other_files: Iterable[str]) -> dict[str, str]:
     texts = {MANIFEST_NAME: "Full description of the bundle, with hashes"}
     texts[manifest.keep_set.file] = f"Token ids of the {manifest.keep_set.size} output columns"
-    if manifest.table is not None:
-        texts[manifest.table.file] = f"Embedding table, {manifest.table.rows} rows of {manifest.table.bits} bits"
+    for name, table in (("Embedding", manifest.table), ("Per-layer embedding", manifest.per_layer_table)):
+        if table is not None:
+            texts[table.file] = f"{name} table, {table.rows} rows of {table.bits} bits"
     for graph in manifest.graphs:
         for role, path in graph.files.items():
             if role != main[graph.name]:

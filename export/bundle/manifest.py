@@ -26,7 +26,7 @@ from pydantic import (
     model_validator,
 )
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 MANIFEST_NAME = "manifest.json"
 NOT_MEASURED = "not measured"
 
@@ -133,6 +133,17 @@ class TableInfo(_Record):
     size_bytes: PositiveInt
 
 
+class SlmInfo(_Record):
+    """What an SLM's bundle has beside: which graph is which, and how the checkpoint's codes are stored."""
+
+    draft_graph: str
+    prefill_graph: str
+    two_bit: Literal["int4", "nbits"]
+    head_bits: Literal[2, 4, 8]
+    activation_clip: bool
+    weight_bytes_by_kind: dict[str, NonNegativeInt]
+
+
 class TargetStatus(_Record):
     """How far one chip got: compiled, run on the simulator, measured on a device (a text, or "not measured")."""
 
@@ -162,15 +173,19 @@ class FileInfo(_Record):
 
 
 class Manifest(_Record):
-    """The whole of manifest.json. `window` counts cached positions; `bits` are those of the graph's weights."""
+    """The whole of manifest.json.
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    `window` counts cached positions; `bits` are those of the graphs' weights, None where they are mixed. `table` holds
+    token embeddings, `per_layer_table` an SLM's per-layer ones.
+    """
+
+    schema_version: Literal[1, 2] = SCHEMA_VERSION
     kind: Literal["mtp", "slm"]
     created_utc: Utc
     tool_versions: dict[str, str]
     source: SourceInfo
     verifier: SourceInfo | None = None
-    bits: Literal[2, 4, 8]
+    bits: Literal[2, 4, 8] | None
     window: PositiveInt
     position_rule: Literal["p", "p-1"]
     keep_set: KeepSetInfo
@@ -178,6 +193,8 @@ class Manifest(_Record):
     seed: NonNegativeInt
     graphs: tuple[GraphInfo, ...]
     table: TableInfo | None = None
+    per_layer_table: TableInfo | None = None
+    slm: SlmInfo | None = None
     parity: dict[str, FiniteFloat] = Field(default_factory=dict)
     targets: tuple[TargetStatus, ...] = ()
     files: tuple[FileInfo, ...] = ()
@@ -194,12 +211,25 @@ class Manifest(_Record):
                 raise ValueError(f"{what} {twice[0]!r} is listed more than once")
         return self
 
+    @model_validator(mode="after")
+    def _slm_is_whole(self) -> Manifest:
+        if self.schema_version == 1:
+            if self.bits is None or self.slm is not None or self.per_layer_table is not None:
+                raise ValueError("schema_version is 1, which knows neither mixed bits nor an SLM's fields")
+        elif (self.kind == "slm") != (self.slm is not None):
+            raise ValueError(f"kind is {self.kind!r}, but the field slm is {'absent' if self.slm is None else 'there'}")
+        if self.slm is not None:
+            names = {graph.name for graph in self.graphs}
+            for name in (self.slm.draft_graph, self.slm.prefill_graph):
+                if name not in names:
+                    raise ValueError(f"slm names the graph {name!r}, which is not among {sorted(names)}")
+        return self
+
     @property
     def referenced_paths(self) -> tuple[str, ...]:
         """Paths that graphs, table and keep set name, sorted: each must be among `files` of a finished bundle."""
         paths = {self.keep_set.file, *(path for graph in self.graphs for path in graph.files.values())}
-        if self.table is not None:
-            paths.add(self.table.file)
+        paths |= {table.file for table in (self.table, self.per_layer_table) if table is not None}
         return tuple(sorted(paths))
 
     def to_json(self) -> str:

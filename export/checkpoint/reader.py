@@ -63,6 +63,22 @@ class CheckpointReader:
         flat = np.array(self._bytes(path, entry))
         return torch.from_numpy(flat).view(entry.dtype).reshape(entry.shape)
 
+    def mapped(self, name: str) -> np.ndarray[Any, Any]:
+        """The whole tensor as a read-only array that maps the file: nothing is read before it is used.
+
+        The file must stay as it is meanwhile. Raises CheckpointError for a type that numpy lacks (bfloat16, float8).
+        """
+        path, entry = self._find(name)
+        try:
+            dtype = torch.empty(0, dtype=entry.dtype).numpy().dtype
+        except TypeError as error:
+            raise CheckpointError(
+                f"{path}: tensor {name!r} of {entry.dtype} cannot be mapped, numpy has no such type; load it"
+            ) from error
+        if entry.begin == entry.end:
+            return np.empty(entry.shape, dtype)
+        return self._bytes(path, entry).view(dtype).reshape(entry.shape)
+
     def rows(self, name: str, ids: torch.Tensor) -> torch.Tensor:
         """Rows `ids` (int64 [n]) of a tensor [rows, ...] -> [n, ...] in its stored type; only these rows are read.
 

@@ -30,6 +30,7 @@ class FloatGraph:
     def __init__(self, model: Path | bytes) -> None:
         self._session = cpu_session(model)
         self._names = [output.name for output in self._session.get_outputs()]
+        self.inputs = tuple(value.name for value in self._session.get_inputs())
 
     def run(self, feed: Feed) -> Feed:
         return dict(zip(self._names, self._session.run(None, feed), strict=True))

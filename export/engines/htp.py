@@ -13,13 +13,16 @@ import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from export.errors import CompileError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _PROVIDER = "QNNExecutionProvider"
 _COMPILE_TIMEOUT_S = 1800
@@ -96,14 +99,41 @@ def compile_graph(qdq: Path, context: Path, target: Target, options: dict[str, s
         raise
 
 
+def compile_shared(graphs: Mapping[Path, Path], target: Target) -> list[CompiledGraph]:
+    """Compile several QDQ models (path -> context) into one binary in which they share their weights.
+
+    The binary stands beside the first context. It does not load on the simulator: verify every graph compiled alone
+    first. Times and memory are those of all graphs together. Raises CompileError as `compile_graph`.
+    """
+    reason = why_unavailable()
+    if reason:
+        raise CompileError(f"cannot compile for HTP: {reason}")
+    for context in graphs.values():
+        if context.exists():
+            raise CompileError(f"cannot compile into {context}: it exists; remove it or choose another name")
+    try:
+        compiled = _compile_all(graphs, target, {"enable_htp_weight_sharing": "1"})
+        if len({one.binary for one in compiled}) != 1:
+            raise CompileError(f"the graphs were compiled into {[one.binary.name for one in compiled]}, not into one")
+    except BaseException:
+        for context in graphs.values():
+            _remove_output(context)
+        raise
+    return compiled
+
+
 def _compile(qdq: Path, context: Path, target: Target, options: dict[str, str]) -> CompiledGraph:
+    return _compile_all({qdq: context}, target, options)[0]
+
+
+def _compile_all(graphs: Mapping[Path, Path], target: Target, options: dict[str, str]) -> list[CompiledGraph]:
     job = {
-        "qdq": str(qdq.resolve()),
-        "context": str(context.resolve()),
+        "graphs": [[str(qdq.resolve()), str(context.resolve())] for qdq, context in graphs.items()],
         "soc_model": target.soc_model,
         "htp_arch": target.htp_arch,
         "options": options,
     }
+    names = ", ".join(qdq.name for qdq in graphs)
     try:
         done = subprocess.run(
             [sys.executable, "-m", "export.engines.htp_worker"],
@@ -116,16 +146,14 @@ def _compile(qdq: Path, context: Path, target: Target, options: dict[str, str]) 
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise CompileError(f"the HTP compiler gave no result for {qdq.name} in {_COMPILE_TIMEOUT_S} s") from error
+        raise CompileError(f"the HTP compiler gave no result for {names} in {_COMPILE_TIMEOUT_S} s") from error
     report = _report(done.stdout)
     if done.returncode != 0 or "error" in report or not report:
         tail = report.get("error") or "\n".join((done.stderr.strip() or "no output").splitlines()[-8:])
-        outside = _nodes_off_npu(context) if context.is_file() else []
+        outside = [node for context in graphs.values() if context.is_file() for node in _nodes_off_npu(context)]
         named = f"; nodes that HTP does not take: {', '.join(outside)}" if outside else ""
-        raise CompileError(
-            f"HTP compiler failed on {qdq.name} for {target.name} (exit {done.returncode}): {tail}{named}"
-        )
-    return _inspect(qdq, context, report["compile_s"], report["peak_rss_bytes"])
+        raise CompileError(f"HTP compiler failed on {names} for {target.name} (exit {done.returncode}): {tail}{named}")
+    return [_inspect(qdq, context, report["compile_s"], report["peak_rss_bytes"]) for qdq, context in graphs.items()]
 
 
 def _report(output: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Compiles one graph for HTP: a JSON job on stdin, a JSON report as the last line of stdout."""
+"""Compiles graphs for HTP, several into one binary: a JSON job on stdin, a JSON report as the last line of stdout."""
 
 from __future__ import annotations
 
@@ -14,14 +14,21 @@ from export.engines.htp import qnn_session
 def main() -> int:
     """Compile and report; the exit code is 1 when the compiler said no."""
     job = json.load(sys.stdin)
-    entries = {
-        "ep.context_enable": "1",
-        "ep.context_file_path": job["context"],
-        "ep.context_embed_mode": "0",
-    }
+    graphs, sessions = job["graphs"], []
     began = time.monotonic()
     try:
-        qnn_session(Path(job["qdq"]), job["soc_model"], job["htp_arch"], entries, job["options"])
+        for index, (qdq, context) in enumerate(graphs):
+            entries = {
+                "ep.context_enable": "1",
+                "ep.context_file_path": context,
+                "ep.context_embed_mode": "0",
+            }
+            if len(graphs) > 1:
+                entries["ep.share_ep_contexts"] = "1"
+                if index + 1 == len(graphs):
+                    entries["ep.stop_share_ep_contexts"] = "1"
+            # The sessions before it must live until the last one has written the binary.
+            sessions.append(qnn_session(Path(qdq), job["soc_model"], job["htp_arch"], entries, job["options"]))
     except Exception as error:  # whatever the compiler raises is the report
         print(json.dumps({"error": str(error)}))
         return 1

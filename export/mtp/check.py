@@ -6,50 +6,26 @@ rounded weights, rounded activations, Qualcomm's arithmetic.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 
+from export.bundle.boundary import boundary_of
 from export.bundle.reader import Bundle, verify_files
 from export.checkpoint.mtp import MtpConfig
 from export.engines.cpu import QuantizedGraph, cpu_session
-from export.engines.graph_io import Boundary, BoundaryTensor
 from export.engines.htp import TARGETS, simulator_session, why_unavailable
 from export.errors import BundleError
 from export.graphs.feeds import FeedBuilder
-from export.mtp.parity import Stage, compare
 from export.mtp.samples import Samples, load_samples, run_samples
+from export.parity import CPU_STAGE, SIMULATOR_STAGE, CheckResult, Stage, compare, spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from export.bundle.manifest import GraphInfo, TensorInfo
 
 GRAPH_NAME = "mtp_step"
 SAMPLES_FILE = "check/samples.safetensors"
-SIMULATOR_COSINE = 0.9999
-"""Below this the compiled graph is not the graph that was quantised."""
-
-CPU_STAGE, SIMULATOR_STAGE = "qdq_cpu", "htp_simulator"
-
-
-@dataclass(frozen=True)
-class CheckResult:
-    """Stages in order; `not_run` names the ones this host cannot run, with the reason.
-
-    `problems` are files that are not what the manifest says; nothing is run on a bundle that has any.
-    """
-
-    stages: list[Stage]
-    not_run: dict[str, str] = field(default_factory=dict)
-    problems: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Whether all files are intact and the simulator, where it ran, agrees with the CPU."""
-        agrees = all(stage.cosine >= SIMULATOR_COSINE for stage in self.stages if stage.name == SIMULATOR_STAGE)
-        return agrees and not self.problems
 
 
 def check_bundle(bundle: Bundle, limit: int | None, progress: Callable[[str], None]) -> CheckResult:
@@ -69,19 +45,19 @@ def check_bundle(bundle: Bundle, limit: int | None, progress: Callable[[str], No
     stages = reference_stages(samples, indices)
     progress(f"{CPU_STAGE}: {len(indices)} steps")
     on_cpu = run_samples(samples, builder, open_cpu(bundle), indices)
-    stages.append(compare(CPU_STAGE, on_cpu, "fake_quant", samples.references["fake_quant"].at(indices)))
+    stages.append(compare(CPU_STAGE, on_cpu.named, "fake_quant", samples.references["fake_quant"].at(indices).named))
     reason = why_unavailable() or _not_compiled(bundle)
     if reason:
         return CheckResult(stages, {SIMULATOR_STAGE: reason})
     progress(f"{SIMULATOR_STAGE}: {len(indices)} steps")
     simulated = run_samples(samples, builder, open_simulator(bundle), indices)
-    stages.append(compare(SIMULATOR_STAGE, simulated, CPU_STAGE, on_cpu))
+    stages.append(compare(SIMULATOR_STAGE, simulated.named, CPU_STAGE, on_cpu.named))
     return CheckResult(stages)
 
 
 def reference_stages(samples: Samples, indices: Sequence[int]) -> list[Stage]:
     """The stages recorded at export: float graph against transformers, rounded weights against the float graph."""
-    outputs = {name: reference.at(indices) for name, reference in samples.references.items()}
+    outputs = {name: reference.at(indices).named for name, reference in samples.references.items()}
     pairs = (("fp32", "transformers"), ("fake_quant", "fp32"))
     return [compare(name, outputs[name], against, outputs[against]) for name, against in pairs]
 
@@ -92,13 +68,6 @@ def head_config(bundle: Bundle) -> MtpConfig:
         return TypeAdapter(MtpConfig).validate_python(bundle.manifest.source.config)
     except ValidationError as error:
         raise BundleError(f"manifest: source.config does not describe an MTP head: {error}; export again") from error
-
-
-def spread(count: int, limit: int | None) -> list[int]:
-    """At most `limit` indices of `count`, evenly spread."""
-    if limit is None or limit >= count:
-        return list(range(count))
-    return [i * count // limit for i in range(limit)]
 
 
 def open_cpu(bundle: Bundle) -> QuantizedGraph:
@@ -112,17 +81,6 @@ def open_simulator(bundle: Bundle) -> QuantizedGraph:
     target = TARGETS[bundle.manifest.targets[0].target]
     session = simulator_session(bundle.graph_file(GRAPH_NAME, "context"), target)
     return QuantizedGraph(session, boundary_of(bundle.graph(GRAPH_NAME)))
-
-
-def boundary_of(graph: GraphInfo) -> Boundary:
-    """The integer boundary that a manifest describes."""
-    return Boundary(tuple(map(_tensor, graph.inputs)), tuple(map(_tensor, graph.outputs)))
-
-
-def _tensor(info: TensorInfo) -> BoundaryTensor:
-    if info.scale is None or info.zero_point is None:
-        raise BundleError(f"manifest: tensor {info.name!r} has no scale; the boundary of an NPU graph is quantised")
-    return BoundaryTensor(info.name, info.dtype, info.shape, info.scale, info.zero_point)
 
 
 def _not_compiled(bundle: Bundle) -> str | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import resource
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -20,6 +19,8 @@ from pydantic import TypeAdapter
 
 from calibration.ranges import Ranges
 from export.bundle import BundleWriter
+from export.bundle.boundary import tensor_info
+from export.bundle.describe import source_info, tool_versions
 from export.bundle.manifest import (
     CalibrationInfo,
     GraphInfo,
@@ -28,7 +29,6 @@ from export.bundle.manifest import (
     SourceInfo,
     TableInfo,
     TargetStatus,
-    TensorInfo,
 )
 from export.checkpoint.mtp import MtpConfig
 from export.engines.cpu import FloatGraph, QuantizedGraph, cpu_session
@@ -36,50 +36,30 @@ from export.engines.htp import TARGETS, CompiledGraph, compile_graph, simulator_
 from export.errors import ExportError
 from export.graphs.feeds import FeedBuilder
 from export.graphs.mtp import MtpHead, load_mtp_head
-from export.mtp.calibrate import collect_ranges, save_graph, save_observed
+from export.mtp.calibrate import collect_ranges
 from export.mtp.chain import MtpChain
-from export.mtp.check import (
-    CPU_STAGE,
-    GRAPH_NAME,
-    SAMPLES_FILE,
-    SIMULATOR_COSINE,
-    SIMULATOR_STAGE,
-    reference_stages,
-)
+from export.mtp.check import GRAPH_NAME, SAMPLES_FILE, reference_stages
 from export.mtp.float_graph import build_float_graph
 from export.mtp.options import MtpExportResult
-from export.mtp.parity import Stage, compare
 from export.mtp.quantized_graph import QuantizedStep, quantize_step
 from export.mtp.reference import FakeQuantizedHead, TransformersHead
 from export.mtp.samples import record_samples, run_samples, save_samples, stack_outputs
-from export.mtp.sources import (
-    Evidence,
-    Sources,
-    copy_tokenizer,
-    counted_keep_set,
-    gather_evidence,
-    given_keep_set,
-    keep_set_size,
-    open_sources,
-    table_and_embed,
-)
+from export.mtp.sources import Evidence, Sources, gather_evidence, open_sources, table_and_embed, vocabulary_of
+from export.observe import save_graph, save_observed
+from export.parity import CPU_STAGE, SIMULATOR_COSINE, SIMULATOR_STAGE, Stage, compare
+from export.sources import copy_tokenizer, counted_keep_set, given_keep_set, keep_set_size
 from quant.dtypes import INT8
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from calibration.keepset import KeepSet
-    from export.checkpoint.reader import CheckpointReader
-    from export.checkpoint.source import CheckpointSource
-    from export.engines.graph_io import BoundaryTensor
     from export.mtp.options import MtpExportOptions
     from export.mtp.samples import Samples
     from quant.table import EmbeddingTable
 
 _PARITY = 1e-4
 """Largest difference from transformers, in units of the largest value where that exceeds 1."""
-
-_PACKAGES = ("hyco-npu", "torch", "transformers", "onnx", "onnx_ir", "onnxruntime", "onnxruntime-qnn")
 
 
 @dataclass(frozen=True)
@@ -116,16 +96,17 @@ def export_mtp(options: MtpExportOptions, progress: Callable[[str], None]) -> Mt
     with BundleWriter(options.out, force=options.force) as writer:
         progress("reading checkpoints")
         sources = open_sources(options)
-        keep_set = given_keep_set(sources, options)
+        vocabulary = vocabulary_of(sources)
+        keep_set = given_keep_set(options.keep_set, vocabulary)
         if keep_set is None:
-            keep_set_size(sources, options)  # a wrong number is refused before the long work
+            keep_set_size(options.keep_set, vocabulary)  # a wrong number is refused before the long work
         evidence = gather_evidence(sources, options, progress)
         if keep_set is not None:
             kept, origin = keep_set, f"file {Path(str(options.keep_set)).name}"
         else:
-            kept, origin = counted_keep_set(sources, options, evidence.sequences)
+            kept, origin = counted_keep_set(options.keep_set, vocabulary, evidence.sequences, options.default_prompts)
         made = _make(_Inputs(sources, evidence, kept, origin), options, writer.path, progress)
-        copy_tokenizer(sources, writer.path)
+        copy_tokenizer(sources.tokenizer_folder, writer.path)
         progress("hashing and writing the bundle")
         bundle = writer.finish(_manifest(sources, made, options))
     return _result(bundle.folder, made, evidence, options)
@@ -180,7 +161,7 @@ def _table_range(table: EmbeddingTable) -> Ranges:
 
 def _simulate_once(cpu: QuantizedGraph, simulator: QuantizedGraph, samples: Samples, feeds: FeedBuilder) -> Stage:
     on_cpu = run_samples(samples, feeds, cpu, [0])
-    return compare(SIMULATOR_STAGE, run_samples(samples, feeds, simulator, [0]), CPU_STAGE, on_cpu)
+    return compare(SIMULATOR_STAGE, run_samples(samples, feeds, simulator, [0]).named, CPU_STAGE, on_cpu.named)
 
 
 def _observe(
@@ -231,8 +212,8 @@ def _manifest(sources: Sources, made: _Made, options: MtpExportOptions) -> Manif
     return Manifest(
         kind="mtp",
         created_utc=datetime.now(UTC),
-        tool_versions={name: found for name in _PACKAGES if (found := _version(name))},
-        source=_source(
+        tool_versions=tool_versions(),
+        source=source_info(
             sources.head_source,
             sources.head.reader,
             TypeAdapter(MtpConfig).dump_python(sources.head.config, mode="json"),
@@ -270,17 +251,11 @@ def _graph_info(made: _Made, options: MtpExportOptions) -> GraphInfo:
         name=GRAPH_NAME,
         rows=1,
         files=files,
-        inputs=tuple(map(_tensor_info, made.step.boundary.inputs)),
-        outputs=tuple(map(_tensor_info, made.step.boundary.outputs)),
+        inputs=tuple(map(tensor_info, made.step.boundary.inputs)),
+        outputs=tuple(map(tensor_info, made.step.boundary.outputs)),
         weight_bytes=sum(w.codes.numel() * options.bits // 8 + w.scale.numel() * 4 for w in made.step.weights.values()),
         nodes_on_npu=made.compiled.nodes_on_npu if made.compiled else None,
         nodes_off_npu=made.compiled.nodes_off_npu if made.compiled else None,
-    )
-
-
-def _tensor_info(tensor: BoundaryTensor) -> TensorInfo:
-    return TensorInfo(
-        name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, scale=tensor.scale, zero_point=tensor.zero_point
     )
 
 
@@ -292,16 +267,11 @@ def _table_info(table: EmbeddingTable | None) -> TableInfo | None:
     return TableInfo(file=file, rows=rows, width=width, bits=8, size_bytes=table.size_bytes)
 
 
-def _source(source: CheckpointSource, reader: CheckpointReader, config: dict[str, object]) -> SourceInfo:
-    origin = Path(source.origin).name if source.revision is None else source.origin
-    return SourceInfo(origin=origin, revision=source.revision, sha256=reader.sha256, config=config)  # type: ignore[arg-type]
-
-
 def _verifier_source(sources: Sources) -> SourceInfo | None:
     if sources.verifier_source is None or sources.embeddings is None:
         return None
     dimensions = {"hidden_size": sources.embeddings.hidden_size, "vocab_size": sources.embeddings.vocab_size}
-    return _source(sources.verifier_source, sources.embeddings.reader, dict(dimensions))
+    return source_info(sources.verifier_source, sources.embeddings.reader, dict(dimensions))
 
 
 def _result(folder: Path, made: _Made, evidence: Evidence, options: MtpExportOptions) -> MtpExportResult:
@@ -343,12 +313,3 @@ def _result(folder: Path, made: _Made, evidence: Evidence, options: MtpExportOpt
         measured_on_device="not measured",
         warnings=warnings,
     )
-
-
-def _version(package: str) -> str | None:
-    from importlib.metadata import PackageNotFoundError
-
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

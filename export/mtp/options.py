@@ -14,10 +14,6 @@ if TYPE_CHECKING:
 
     from export.graphs.feeds import PositionRule
 
-DEFAULT_KEEP_SIZE = 86016
-"""84 x 1024 tokens: the paper's 86K, a multiple of the chunk alignment."""
-
-SYNTHETIC = "synthetic"
 MAX_ROWS_SAMPLED = 8
 
 

@@ -33,6 +33,11 @@ class Outputs:
     logits: np.ndarray
     hidden: np.ndarray
 
+    @property
+    def named(self) -> dict[str, np.ndarray]:
+        """Both by name, as `export.parity.compare` takes them."""
+        return {"logits": self.logits, "hidden": self.hidden}
+
     def at(self, indices: Sequence[int]) -> Outputs:
         """The rows of some samples."""
         return Outputs(self.logits[list(indices)], self.hidden[list(indices)])

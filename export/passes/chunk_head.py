@@ -46,20 +46,26 @@ class ChunkHead(InPlacePass):
         graph = model.graph
         node = matmul_producing(graph, self.logits)
         weight, array = constant_matrix(node)
-        source, output = node.inputs[0], node.outputs[0]
+        source = node.inputs[0]
+        position, output = next((i, v) for i, v in enumerate(graph.outputs) if v.name == self.logits)
+        last = output.producer()
+        assert last is not None
         assert output.shape is not None
-        position = list(graph.outputs).index(output)
         chunks: list[ir.Value] = []
         for index, (start, end) in enumerate(chunk_bounds(array.shape[1], self.max_columns)):
             part = add_initializer(graph, f"{name_of(weight)}.{index}", ir.tensor(array[:, start:end]))
-            chunk = ir.Value(
-                name=f"{self.logits}_{index}", shape=ir.Shape([*output.shape[:-1], end - start]), type=output.type
-            )
-            matmul = ir.node("MatMul", [source, part], outputs=[chunk], name=f"{node.name}.{index}")
-            graph.insert_before(node, matmul)
-            chunks.append(chunk)
+            shape = ir.Shape([*output.shape[:-1], end - start])
+            made = [ir.node("MatMul", [source, part], name=f"{node.name}.{index}")]
+            if last is not node:
+                made.append(ir.node("Clip", [made[0].outputs[0], *last.inputs[1:]], name=f"{last.name}.{index}"))
+                made[0].outputs[0].name = f"{name_of(node.outputs[0])}.{index}"
+            for new in made:
+                new.outputs[0].shape, new.outputs[0].type = shape, output.type
+            graph.insert_before(node, made)
+            made[-1].outputs[0].name = f"{self.logits}_{index}"
+            chunks.append(made[-1].outputs[0])
         graph.outputs[position : position + 1] = chunks
-        graph.remove(node, safe=True)
+        graph.remove([last] if last is node else [last, node], safe=True)
         drop_unused_initializers(graph)
         return PassResult(model, modified=True)
 

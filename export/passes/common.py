@@ -18,12 +18,13 @@ MOVES = frozenset({"Reshape", "Transpose", "Slice", "Split", "Concat", "Squeeze"
 
 
 def float_values(graph: ir.Graph) -> Iterator[ir.Value]:
-    """Graph inputs and node outputs that hold floats, in graph order."""
+    """Graph inputs and node outputs that hold floats, in graph order; a weight that is dequantised is none of them."""
     for value in graph.inputs:
         if value.dtype == ir.DataType.FLOAT:
             yield value
     for node in graph:
-        yield from (value for value in node.outputs if value.dtype == ir.DataType.FLOAT)
+        if node.op_type != "DequantizeLinear" or not is_constant(node.inputs[0]):
+            yield from (value for value in node.outputs if value.dtype == ir.DataType.FLOAT)
 
 
 def name_of(value: ir.Value) -> str:
@@ -55,6 +56,12 @@ def constant_matrix(node: ir.Node) -> tuple[ir.Value, np.ndarray]:
     return weight, weight.const_value.numpy()
 
 
+def constant_shape(value: ir.Value) -> tuple[int, ...]:
+    """Shape of an initializer, without reading its numbers."""
+    assert value.const_value is not None
+    return tuple(int(size) for size in value.const_value.shape.numpy())
+
+
 def static_shape(value: ir.Value) -> tuple[int, ...]:
     """The value's shape; a shape that is unknown or not fixed is an error."""
     sizes = () if value.shape is None else tuple(size for size in value.shape if isinstance(size, int))
@@ -69,10 +76,12 @@ def moved_inputs(node: ir.Node) -> list[ir.Value]:
 
 
 def matmul_producing(graph: ir.Graph, output_name: str) -> ir.Node:
-    """The constant-weight MatMul behind the graph output `output_name`."""
+    """The constant-weight MatMul behind the graph output `output_name`, directly or with a Clip between."""
     for value in graph.outputs:
         if value.name == output_name:
             node = value.producer()
+            if node is not None and node.op_type == "Clip" and node.inputs[0] is not None:
+                node = node.inputs[0].producer()
             if node is not None and node in weight_matmuls(graph):
                 return node
             raise PassError(f"graph output {output_name!r} is not produced by a MatMul with a constant matrix")

@@ -53,21 +53,18 @@ class QuantizeActivations(InPlacePass):
                 self._quantize_value(graph, value)
         constants: dict[str, ir.Value] = {}
         for node in list(graph):
-            if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
-                for index, operand in enumerate(node.inputs):
-                    if operand is not None and is_constant(operand) and operand.dtype == ir.DataType.FLOAT:
-                        name = name_of(operand)
-                        if name not in constants:
-                            constants[name] = _quantized_constant(graph, node, operand)
-                        node.replace_input_with(index, constants[name])
+            for index, operand in _float_operands(node):
+                if is_constant(operand):
+                    name = name_of(operand)
+                    if name not in constants:
+                        constants[name] = _quantized_constant(graph, node, operand)
+                    node.replace_input_with(index, constants[name])
         drop_unused_initializers(graph)
         return PassResult(model, modified=True)
 
     def ensures(self, model: ir.Model) -> None:
         for node in model.graph:
-            if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
-                continue
-            bare = [v for v in node.inputs if v is not None and v.dtype == ir.DataType.FLOAT and not _is_dequantized(v)]
+            bare = [v for _, v in _float_operands(node) if not _is_dequantized(v)]
             if bare:
                 raise PassError(f"{node.op_type} {node.name} reads floats: {[name_of(v) for v in bare]}")
 
@@ -88,6 +85,14 @@ class QuantizeActivations(InPlacePass):
             node.replace_input_with(index, restored)
         if value.is_graph_output():
             graph.outputs[list(graph.outputs).index(value)] = restored
+
+
+def _float_operands(node: ir.Node) -> list[tuple[int, ir.Value]]:
+    """Index and value of the floats that a node computes with; scales of codes are none of them."""
+    if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+        return []
+    operands = node.inputs[:1] if node.op_type == "MatMulNBits" else node.inputs
+    return [(i, v) for i, v in enumerate(operands) if v is not None and v.dtype == ir.DataType.FLOAT]
 
 
 def _quantized_constant(graph: ir.Graph, reader: ir.Node, operand: ir.Value) -> ir.Value:

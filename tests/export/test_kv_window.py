@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 SHAPES = {0: (1, 2), 3: (2, 3)}
-WINDOW = 300
+WINDOW, PREFILL_ROWS, DRAFT_ROWS = 1024, 128, 32
+"""As the product has them."""
 
 
 def rows_of(contents: Sequence[int], dtype: str = "float32", padding: int = 0) -> dict[int, KvRows]:
@@ -127,6 +129,7 @@ class Runner:
     window: int = WINDOW
     dtype: str = "int8"
     state: int = 0
+    states: list[int] = field(default_factory=list)
     cache: KvWindow = field(init=False)
 
     def __post_init__(self) -> None:
@@ -140,75 +143,137 @@ class Runner:
 
     def draft(self, parents: Sequence[int | None], tokens: Sequence[int], padding: int) -> None:
         """Rows of a tree; their contents follow from their paths."""
-        self.states: list[int] = []
-        positions: list[int] = []
+        self.states = []
+        self.continue_draft(parents, tokens, padding)
+
+    def continue_draft(self, parents: Sequence[int | None], tokens: Sequence[int], padding: int) -> None:
+        """More rows of the same tree."""
+        stored, positions = len(self.states), list(self.cache.draft_positions)
         for parent, token in zip(parents, tokens, strict=True):
             before = self.state if parent is None else self.states[parent]
             self.states.append(zlib.crc32(bytes([token]), before))
             positions.append(self.cache.next_position if parent is None else positions[parent] + 1)
-        self.cache.append(rows_of(self.states, self.dtype, padding), positions)
+        self.cache.append(rows_of(self.states[stored:], self.dtype, padding), positions[stored:])
 
     def accept(self, kept: Sequence[int]) -> None:
         self.cache.accept(kept)
         self.state = self.states[kept[-1]] if len(kept) else self.state
 
 
-def random_round(data: st.DataObject, coming: Sequence[int]) -> tuple[list[int | None], list[int], list[int]]:
-    """(parents, tokens, the path that agrees with the `coming` tokens) of a tree of 1 to 31 rows."""
-    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-    parents: list[int | None] = [None]
-    tokens, path = [coming[0]], [0]
-    for row in range(1, int(rng.integers(1, 32))):
-        parent = int(rng.integers(0, row))
-        if rng.random() < 0.5:
-            parent = path[-1]
-        # Siblings are distinct tokens; half of the children of the path are right.
-        taken = [tokens[other] for other in range(row) if parents[other] == parent]
-        right = coming[len(path)] if parent == path[-1] and len(path) < len(coming) else None
-        token = right if right is not None and rng.random() < 0.6 else int(rng.integers(4, 250))
-        if token in taken:
-            token = 250
-        parents.append(parent)
-        tokens.append(token)
-        if right is not None and token == right:
-            path.append(row)
-    return parents, tokens, path
-
-
 PROMPTS = [1, 127, 128, 129, 257, WINDOW - 1, WINDOW, WINDOW + 1]
+NEARLY_FULL = [WINDOW - DRAFT_ROWS - 1, WINDOW - DRAFT_ROWS, WINDOW - DRAFT_ROWS + 1, 2 * WINDOW - 1]
 
 
-@pytest.mark.parametrize("prompt", PROMPTS)
-@settings(max_examples=6, deadline=None)
+@st.composite
+def trees(draw: st.DrawFn) -> list[int | None]:
+    """Parents of 32 rows or fewer in chains, bushes and mixtures; several rows may stand at the root."""
+    others = draw(st.just(DRAFT_ROWS) | st.integers(1, DRAFT_ROWS)) - 1
+    step = draw(st.sampled_from([st.just(1), st.integers(1, 2), st.integers(1, DRAFT_ROWS)]))
+    back = draw(st.lists(step, min_size=others, max_size=others))
+    return [None, *[row - step if step <= row else None for row, step in enumerate(back, start=1)]]
+
+
+def path_to(parents: Sequence[int | None], row: int | None) -> list[int]:
+    """Rows from the root to `row`, both with it; none for None."""
+    return [] if row is None else [*path_to(parents, parents[row]), row]
+
+
+class Script:
+    """A drafting run beside the list of the text's tokens: the run that never drafted, in plain Python.
+
+    A row's contents follow from all tokens up to it, so no two rows of a run are alike; the window has `left` of them.
+    """
+
+    def __init__(self, data: st.DataObject) -> None:
+        self.data, self.runner = data, Runner()
+        self.tokens: list[int] = []
+        self.left = 0
+
+    def check(self, draft: Sequence[int] = ()) -> None:
+        """All that the window shows, with the rows' contents `draft` behind the accepted ones."""
+        states, state = [], 0
+        for token in self.tokens:
+            state = zlib.crc32(bytes([token]), state)
+            states.append(state)
+        first = len(self.tokens) - self.left
+        slots = [*states[first:], *draft][-WINDOW:]
+        cache, view = self.runner.cache, self.runner.cache.view()
+        assert (view.count, view.drafted, view.next_position) == (len(slots), len(draft), len(self.tokens))
+        assert cache.positions == range(first, len(self.tokens))
+        assert_same(view.caches, expected_slots(slots, WINDOW, "int8"))
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self.tokens += tokens
+        self.left = min(WINDOW, self.left + len(tokens))
+
+    def prefill(self, count: int) -> None:
+        tokens = [(7 * place + len(self.tokens)) % 256 for place in range(count)]
+        self.runner.prefill(tokens, PREFILL_ROWS)
+        self.extend(tokens)
+
+    def draft(self) -> tuple[list[int | None], list[int]]:
+        """A tree in one to three passes, each of which reads the rows that those before it stored."""
+        parents = self.data.draw(trees())
+        start = self.data.draw(st.integers(0, 255))
+        tokens = [(start + row) % 256 for row in range(len(parents))]
+        cuts = self.data.draw(st.sets(st.integers(1, len(parents)), max_size=2))
+        self.runner.states = []
+        for begin, end in pairwise(sorted({0, *cuts, len(parents)})):
+            self.runner.continue_draft(parents[begin:end], tokens[begin:end], DRAFT_ROWS - (end - begin))
+            self.check(self.runner.states)
+        return parents, tokens
+
+    def accept(self, parents: Sequence[int | None], tokens: Sequence[int]) -> None:
+        """The path to any row, the last and none among them."""
+        last = len(parents) - 1
+        kept = path_to(parents, self.data.draw(st.none() | st.just(last) | st.integers(0, last)))
+        self.runner.accept(kept)
+        self.extend([tokens[row] for row in kept])
+
+    def roll_back(self) -> None:
+        """A few tokens or many, with a draft or without; refused where the token before has slid out."""
+        length, first = len(self.tokens), len(self.tokens) - self.left
+        position = length - self.data.draw(st.integers(0, min(40, length)) | st.integers(0, length))
+        if 0 < first >= position:
+            draft = self.runner.states if self.runner.cache.draft_positions else []
+            with pytest.raises(ExportError, match="prefill the text again"):
+                self.runner.cache.roll_back(position)
+            self.check(draft)
+            self.runner.accept([])
+            return
+        self.runner.cache.roll_back(position)
+        self.tokens, self.left = self.tokens[:position], position - first
+        self.runner.state = zlib.crc32(bytes(self.tokens))
+
+
+@pytest.mark.parametrize("prompt", [*PROMPTS, *NEARLY_FULL])
+@settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_drafting_leaves_no_trace(prompt: int, data: st.DataObject) -> None:
-    """Prefill in chunks of 128, then rounds of trees of which a path, nothing, or the root alone is accepted."""
-    rng = np.random.default_rng(prompt)
-    script = rng.integers(0, 4, size=prompt + 200).tolist()
-    drafting, plain = Runner(), Runner()
-    drafting.prefill(script[:prompt], 128)
-    plain.prefill(script[:prompt], 1)
-    done = prompt
-    for _ in range(data.draw(st.integers(1, 8))):
-        parents, tokens, path = random_round(data, script[done:])
-        drafting.draft(parents, tokens, 32 - len(tokens))
-        drafting.cache.view()
-        kept = path[: data.draw(st.sampled_from([0, 1, len(path)]))]
-        drafting.accept(kept)
-        for token in script[done : done + len(kept)]:
-            plain.draft([None], [token], 0)
-            plain.accept([0])
-        done += len(kept)
-        ours, theirs = drafting.cache.view(), plain.cache.view()
-        assert (ours.count, ours.next_position) == (theirs.count, theirs.next_position) == (min(done, WINDOW), done)
-        assert_same(ours.caches, theirs.caches)
+    """Rounds of trees of which a path or nothing is accepted, roll backs and further turns of a conversation."""
+    script = Script(data)
+    script.prefill(prompt)
+    script.check()
+    steps = st.sampled_from(["accept", "accept", "roll back a draft", "roll back", "turn"])
+    for step in data.draw(st.lists(steps, min_size=1, max_size=8)):
+        if step == "turn":
+            script.prefill(data.draw(st.integers(1, 200)))
+        elif step == "roll back":
+            script.roll_back()
+        else:
+            drafted = script.draft()
+            if step == "accept":
+                script.accept(*drafted)
+            else:
+                script.roll_back()
+        script.check()
 
 
-@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("prompt", [*PROMPTS, *NEARLY_FULL])
 def test_all_rows_rejected(prompt: int) -> None:
     """The view is the very same after rounds in which nothing was accepted, also where the window is nearly full."""
     runner = Runner()
-    runner.prefill([position % 5 for position in range(prompt)], 128)
+    runner.prefill([position % 5 for position in range(prompt)], PREFILL_ROWS)
     before = {owner: KvRows(rows.keys.copy(), rows.values.copy()) for owner, rows in runner.cache.view().caches.items()}
     for _ in range(3):
         runner.draft([None, *range(31)], list(range(32)), 0)

@@ -104,6 +104,45 @@ def test_rows_equal_indexing_of_the_whole_tensor(tmp_path: Path) -> None:
     assert reader.rows("table", torch.tensor([], dtype=torch.int64)).shape == (0, 3, 2)
 
 
+def test_mapped_tensors_are_views_of_the_file(tmp_path: Path) -> None:
+    """Also at odd offsets, which the format allows; what is written to the file afterwards shows in the array."""
+    path = tmp_path / "model.safetensors"
+    header = {
+        "odd": {"dtype": "I8", "shape": [1], "data_offsets": [0, 1]},
+        "table": {"dtype": "F32", "shape": [3, 2], "data_offsets": [1, 25]},
+        "empty": {"dtype": "U8", "shape": [0, 4], "data_offsets": [25, 25]},
+        "scalar": {"dtype": "I64", "shape": [], "data_offsets": [25, 33]},
+    }
+    values = np.arange(6, dtype="<f4").reshape(3, 2)
+    path.write_bytes(safetensors_bytes(header, b"\xfb" + values.tobytes() + (-7).to_bytes(8, "little", signed=True)))
+    reader = CheckpointReader(tmp_path)
+    mapped = {name: reader.mapped(name) for name in header}
+    assert {name: (array.dtype.name, array.shape) for name, array in mapped.items()} == {
+        "odd": ("int8", (1,)),
+        "table": ("float32", (3, 2)),
+        "empty": ("uint8", (0, 4)),
+        "scalar": ("int64", ()),
+    }
+    assert mapped["odd"].tolist() == [-5]
+    assert mapped["scalar"] == -7
+    assert np.array_equal(mapped["table"], values)
+    with pytest.raises(ValueError, match="read-only"):
+        mapped["table"][0, 0] = 1.0
+    with path.open("r+b") as file:
+        file.seek(-12, 2)
+        file.write(np.float32(9.0).tobytes())
+    assert mapped["table"][2, 1] == 9.0
+
+
+def test_types_that_numpy_lacks_are_not_mapped(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2, dtype=torch.bfloat16)}, tmp_path / "model.safetensors")
+    reader = CheckpointReader(tmp_path)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: tensor 'a' of torch\.bfloat16 cannot be mapped"):
+        reader.mapped("a")
+    with pytest.raises(CheckpointError, match="no tensor 'nope'"):
+        reader.mapped("nope")
+
+
 @pytest.mark.parametrize("row", [-1, 50])
 def test_rows_never_wrap(tmp_path: Path, row: int) -> None:
     save_file({"table": torch.zeros(50, 2)}, tmp_path / "model.safetensors")

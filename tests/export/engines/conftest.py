@@ -12,9 +12,10 @@ import pytest
 from export.engines.cpu import FloatGraph
 from export.engines.htp import TARGETS, CompiledGraph, compile_graph
 from export.graphs.feeds import FeedBuilder
-from export.mtp.calibrate import collect_ranges, save_observed
+from export.mtp.calibrate import collect_ranges
 from export.mtp.chain import MtpChain
 from export.mtp.quantized_graph import quantize_step
+from export.observe import save_observed
 
 from ..tiny import BACKBONE, KEEP, WINDOW, TinyHead, random_state
 

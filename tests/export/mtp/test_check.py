@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from export.bundle import Bundle, open_bundle
+from export.bundle.boundary import boundary_of
 from export.errors import BundleError, CompileError
 from export.mtp import check as check_module
-from export.mtp.check import CheckResult, boundary_of, check_bundle, head_config, spread
-from export.mtp.parity import Stage
+from export.mtp.check import check_bundle, head_config
+from export.parity import CheckResult, Stage, spread
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,10 +17,10 @@ from transformers import Gemma4ForCausalLM
 from calibration.errors import CalibrationError, KeepSetError
 from calibration.keepset import KeepSet
 from calibration.ranges import Ranges
+from export import sources as sources_module
 from export.bundle import open_bundle, verify_files
 from export.errors import CheckpointError, CompileError, ExportError
 from export.mtp import export as export_module
-from export.mtp import sources as sources_module
 from export.mtp.export import export_mtp
 from export.mtp.samples import load_samples
 from quant.errors import HycoError, UsageError
@@ -205,7 +205,7 @@ def test_force_replaces_a_bundle_and_only_then(family: Family, exported: Exporte
 
 
 def test_default_keep_set_is_three_quarters_of_a_small_vocabulary() -> None:
-    from export.mtp.sources import default_keep_size
+    from export.sources import default_keep_size
 
     assert default_keep_size(VOCAB_SIZE) == 225
     assert default_keep_size(262144) == 86016

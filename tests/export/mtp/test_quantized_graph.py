@@ -13,10 +13,11 @@ from export.engines.cpu import FloatGraph, QuantizedGraph, cpu_session
 from export.errors import ExportError
 from export.graphs.feeds import FeedBuilder
 from export.graphs.mtp import MtpInputs
-from export.mtp.calibrate import collect_ranges, save_graph, save_observed
+from export.mtp.calibrate import collect_ranges
 from export.mtp.chain import MtpChain
-from export.mtp.parity import cosine
-from export.mtp.quantized_graph import QuantizedStep, Range, quantize_step
+from export.mtp.quantized_graph import QuantizedStep, quantize_step
+from export.observe import save_graph, save_observed
+from export.parity import cosine
 from quant.dtypes import INT4
 from quant.weights import Clip, quantize_weight
 
@@ -25,6 +26,8 @@ from .conftest import random_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from export.activation_params import Range
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from export.mtp.parity import compare, cosine, sqnr_db
 from export.mtp.samples import Outputs
+from export.parity import compare, cosine, sqnr_db
 
 
 def array(*numbers: float) -> np.ndarray:
@@ -49,7 +49,7 @@ def test_compare() -> None:
     found = Outputs(
         logits=np.array([[4.0, 3.0], [0.0, 2.0]], np.float32), hidden=np.array([[1, 0.75], [0, 1]], np.float32)
     )
-    stage = compare("new", found, "old", reference)
+    stage = compare("new", found.named, "old", reference.named)
     assert (stage.name, stage.reference, stage.samples) == ("new", "old", 2)
     assert stage.cosine == pytest.approx(2 / np.sqrt(2 * 2.5625))  # hidden, below the logits' 28 / 29
     assert stage.lowest_cosine == pytest.approx(0.8)  # (1, 0) against (1, 0.75)
