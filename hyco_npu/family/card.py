@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from safetensors import safe_open
 from transformers import AutoConfig
 
+from hyco_npu.family.quantization_card import parameter_count, quantization_sections, table
 from quant.errors import HycoError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from matplotlib.axes import Axes
@@ -37,18 +38,29 @@ _ROLES = {
     "embeddings: a Gemma 4 26B-A4B-it-assistant in small (`Gemma4AssistantForCausalLM`). It cannot run without the "
     "verifier beside it, and shares its tokenizer.",
     "slm": "Drafts on its own from the text alone: a Gemma 4 E2B in small (`Gemma4ForCausalLM`, model type "
-    "`gemma4_text`), with per-layer embeddings and KV sharing.",
+    "`gemma4_text`), with per-layer embeddings and KV sharing, in 2, 4 and 8-bit codes (`quant_method: gemma`).",
 }
 _STAGES = {
     "verifier": "Next-token training on the corpus, in chat form, prompts included.",
     "mtp": "KL to the verifier at chain steps 1 to 4, the head's own hidden state fed back, tokens teacher-forced, on "
     "the verifier's own text and the corpus.",
-    "slm": "KL to the verifier at every position, on the verifier's own text and the corpus.",
+    "slm": "KL to the verifier at every position, on the verifier's own text and the corpus: `slm_epochs` in floats, "
+    "then `slm_qat_epochs` with weights, activations, keys and values rounded in the forward and their scales learned. "
+    "Curve and optimiser steps are the second stage's.",
 }
+_STORED = {"verifier": "rounded to bf16", "mtp": "rounded to bf16", "slm": "stored as codes, others rounded to bf16,"}
 _RECIPE_FIELDS = {
     "verifier": ("tokens_per_batch", "verifier_epochs", "verifier_learning_rate"),
     "mtp": ("tokens_per_batch", "mtp_epochs", "drafter_learning_rate", "own_text_share", "answer_tokens"),
-    "slm": ("tokens_per_batch", "slm_epochs", "drafter_learning_rate", "own_text_share", "answer_tokens"),
+    "slm": (
+        "tokens_per_batch",
+        "slm_epochs",
+        "drafter_learning_rate",
+        "slm_qat_epochs",
+        "slm_qat_learning_rate",
+        "own_text_share",
+        "answer_tokens",
+    ),
 }
 _LIMITS = """\
 - Its arithmetic is wrong: the text reads like a worked answer, the numbers in it do not follow from the question.
@@ -116,18 +128,19 @@ def render_card(folder: Path, training: Training, figures: Mapping[str, object],
         "## What it cannot do",
         _LIMITS,
         "## Architecture",
-        _table(("Property", "Value"), _architecture_rows(folder)),
+        table(("Property", "Value"), _architecture_rows(folder)),
+        *(quantization_sections(folder, figures) if name == "slm" else ()),
         "## Training data",
-        _table(("Text", "Documents", "Tokens"), _text_rows(name, training)),
+        table(("Text", "Documents", "Tokens"), _text_rows(name, training)),
         "GSM8K: MIT licence, Copyright (c) 2021 OpenAI. Trained on, not shipped.",
         "## Recipe",
-        _STAGES[name] + " Muon for matrices, AdamW for the rest, cosine schedule; weights rounded to bf16 at the end.",
-        _table(("Setting", "Value"), recipe_rows),
+        f"{_STAGES[name]} Muon for matrices, AdamW for the rest, cosine schedule; weights {_STORED[name]} at the end.",
+        table(("Setting", "Value"), recipe_rows),
         "![Training curve](curve.png)",
         "## Held-out figures",
         "GSM8K test problems from row 101 on, float32 with the weights as stored; `ci95` is the 95 % interval of a "
         "bootstrap over prompts, `nll` is in nats per token of the human answers.",
-        _table(("Figure", "Value"), [(key, _format(value)) for key, value in figures.items()]),
+        table(("Figure", "Value"), [(key, _format(value)) for key, value in figures.items()]),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -202,18 +215,21 @@ def _architecture_rows(folder: Path) -> list[tuple[str, object]]:
         ("vocabulary", f"{text.vocab_size}, output layer {'tied' if config.tie_word_embeddings else 'untied'}"),
         ("logit softcap", text.final_logit_softcapping or "none"),
     ]
-    return rows + _weight_rows(folder / "model.safetensors")
+    return rows + _weight_rows(folder)
 
 
-def _weight_rows(path: Path) -> list[tuple[str, object]]:
-    parameters, scalars, types = 0, [], set()
+def _weight_rows(folder: Path) -> list[tuple[str, object]]:
+    path = folder / "model.safetensors"
+    numbers, scalars, types = 0, [], set()
     with safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118 - safe_open is no mapping
             tensor = file.get_tensor(name)
-            parameters += tensor.numel()
+            numbers += tensor.numel()
             types.add(str(tensor.dtype).removeprefix("torch."))
             if name.endswith("layer_scalar"):
                 scalars.append(f"{tensor.item():.3f}")
+    # Bytes hold several codes each, and scales are no parameters of the architecture.
+    parameters = parameter_count(folder) if folder.name == "slm" else numbers
     return [
         ("layer_scalar by layer", ", ".join(scalars)),
         ("parameters", f"{parameters:,}"),
@@ -226,11 +242,6 @@ def _text_rows(name: str, training: Training) -> list[tuple[str, str, str]]:
     gsm8k, own = f"GSM8K, `{training.corpus_name}`", "The verifier's own answers to its questions with other numbers"
     counts = {gsm8k: texts.corpus} if name == "verifier" else {own: texts.own, gsm8k: texts.drafters_corpus}
     return [(text, f"{documents:,}", f"{tokens:,}") for text, (documents, tokens) in counts.items()]
-
-
-def _table(header: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
-    lines = [header, ("---",) * len(header), *rows]
-    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
 
 
 def _format(value: object) -> str:

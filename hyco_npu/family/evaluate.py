@@ -1,7 +1,8 @@
 """Held-out figures of the family: accepted tokens per round of each drafter, likelihood of human answers.
 
 Greedy chains of four tokens against the verifier's own greedy text, counted from the verifier's finished text: this
-module knows neither quantised graphs nor decode loops. Measured in float32 with the weights as stored.
+module knows neither quantised graphs nor decode loops. Measured in float32 with the weights as stored, by transformers'
+own forward.
 """
 
 from __future__ import annotations
@@ -35,11 +36,16 @@ _RESAMPLES = 10_000
 
 @dataclass(frozen=True)
 class Family:
-    """The three models in float32 and the tokenizer they share."""
+    """The three models with float32 arithmetic and the tokenizer they share.
+
+    `slm_float` is the SLM before quantisation, `slm_control` that one trained on without rounding; neither ships.
+    """
 
     verifier: Gemma4ForCausalLM
     mtp: Gemma4AssistantForCausalLM
     slm: Gemma4ForCausalLM
+    slm_float: Gemma4ForCausalLM
+    slm_control: Gemma4ForCausalLM
     tokenizer: PreTrainedTokenizerFast
 
 
@@ -61,24 +67,32 @@ class Acceptance:
         }
 
 
-def load_family(folder: Path) -> Family:
-    """The family in `folder`/verifier, mtp and slm; the tokenizer is the verifier's."""
-    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder / "verifier")
-    return Family(load_verifier(folder / "verifier"), load_mtp(folder / "mtp"), load_slm(folder / "slm"), tokenizer)
+def load_family(folder: Path, work_dir: Path) -> Family:
+    """The family in `folder`/verifier, mtp and slm, the SLM's other forms in `work_dir`; the verifier's tokenizer."""
+    return Family(
+        verifier=load_verifier(folder / "verifier"),
+        mtp=load_mtp(folder / "mtp"),
+        slm=load_slm(folder / "slm"),
+        slm_float=load_slm(work_dir / "slm_float"),
+        slm_control=load_slm(work_dir / "slm_control"),
+        tokenizer=PreTrainedTokenizerFast.from_pretrained(folder / "verifier"),
+    )
 
 
-def evaluate_family(folder: Path, held_out: Path, prompts: int = DEFAULT_PROMPTS, seed: int = 0) -> dict[str, object]:
+def evaluate_family(
+    folder: Path, work_dir: Path, held_out: Path, prompts: int = DEFAULT_PROMPTS, seed: int = 0
+) -> dict[str, object]:
     """Figures of the family in `folder` on rows FIRST_ROW.. of `held_out` (GSM8K's JSON lines).
 
-    A file with fewer rows gives fewer prompts; the counts are among the figures. `verifier_answer_nll` is in nats per
-    token of the human answers. `seed` decides the bootstrap alone.
+    `work_dir` of its training holds the SLM in floats. A file with fewer rows gives fewer prompts; the counts are among
+    the figures. `verifier_answer_nll` is in nats per token of the human answers. `seed` decides the bootstrap alone.
     """
     if prompts < 1:
         raise UsageError(f"the number of prompts is {prompts}; it has to be 1 or more")
     rows = corpus.read_problems(held_out)[FIRST_ROW:]
     if not rows:
         raise UsageError(f"{held_out} has no row {FIRST_ROW + 1}: the rows before are for the training's validation")
-    family = load_family(folder)
+    family = load_family(folder, work_dir)
     documents = [corpus.encode_problem(family.tokenizer, row["question"]) for row in rows[:prompts]]
     answers = [corpus.encode_problem(family.tokenizer, row["question"], row["answer"]) for row in rows[:NLL_PROBLEMS]]
     figures: dict[str, object] = {
@@ -86,8 +100,11 @@ def evaluate_family(folder: Path, held_out: Path, prompts: int = DEFAULT_PROMPTS
         "max_new_tokens": MAX_NEW_TOKENS,
         "draft_tokens": CHAIN_STEPS,
     }
-    for name, acceptance in measure_acceptance(family, documents, MAX_NEW_TOKENS).items():
+    measured = measure_acceptance(family, documents, MAX_NEW_TOKENS)
+    for name, acceptance in measured.items():
         figures |= acceptance.figures(name, seed)
+    figures |= acceptance_lost("slm_quantization_cost", measured["slm_float"], measured["slm"], seed)
+    figures |= acceptance_lost("slm_rounding_cost", measured["slm_control"], measured["slm"], seed)
     figures["verifier_answer_nll"] = answer_nll(family.verifier, answers)
     figures["answer_problems"] = len(answers)
     return figures
@@ -96,12 +113,14 @@ def evaluate_family(folder: Path, held_out: Path, prompts: int = DEFAULT_PROMPTS
 def measure_acceptance(
     family: Family, prompts: Sequence[corpus.Document], max_new_tokens: int
 ) -> dict[str, Acceptance]:
-    """Acceptance of the drafters "mtp", "slm" and "union" (the longer of both drafts of a round)."""
-    counts: dict[str, list[tuple[int, int]]] = {"mtp": [], "slm": [], "union": []}
+    """Acceptance by drafter: "mtp", the SLM's three forms, "union" (the longer draft of mtp and slm in a round)."""
+    forms = {"slm": family.slm, "slm_float": family.slm_float, "slm_control": family.slm_control}
+    counts: dict[str, list[tuple[int, int]]] = {name: [] for name in ("mtp", *forms, "union")}
     for prompt in track(prompts, "held-out prompts"):
         text = greedy_text(family.verifier, prompt.ids, max_new_tokens)
         ids = torch.tensor([text])
-        matched = {"mtp": mtp_matches(family.mtp, family.verifier, ids), "slm": slm_matches(family.slm, ids)}
+        matched = {name: slm_matches(slm, ids) for name, slm in forms.items()}
+        matched["mtp"] = mtp_matches(family.mtp, family.verifier, ids)
         matched["union"] = torch.maximum(matched["mtp"], matched["slm"])
         for name, matches in matched.items():
             counts[name].append(count_rounds(matches.tolist(), first=prompt.prompt_length))
@@ -162,9 +181,28 @@ def count_rounds(matches: Sequence[int], first: int) -> tuple[int, int]:
 
 def bootstrap_interval(accepted: np.ndarray, rounds: np.ndarray, seed: int) -> tuple[float, float]:
     """Percentiles 2.5 and 97.5 of sum(accepted) / sum(rounds) over resampled prompts."""
+    return _middle_95(_resampled_ratios(accepted, rounds, seed))
+
+
+def acceptance_lost(name: str, before: Acceptance, after: Acceptance, seed: int) -> dict[str, object]:
+    """Accepted tokens per round that `after` lacks, with its 95 % interval; below 0 where it drafts better.
+
+    Paired: a bootstrap sample takes the same prompts of both.
+    """
+    lost = before.accepted.sum() / before.rounds.sum() - after.accepted.sum() / after.rounds.sum()
+    ratios = [_resampled_ratios(side.accepted, side.rounds, seed) for side in (before, after)]
+    return {name: float(lost), f"{name}_ci95": list(_middle_95(ratios[0] - ratios[1]))}
+
+
+def _resampled_ratios(accepted: np.ndarray, rounds: np.ndarray, seed: int) -> np.ndarray:
+    # float64 [_RESAMPLES]; one seed and number of prompts: the same prompts in every sample
     picks = np.random.default_rng(seed).integers(0, len(rounds), (_RESAMPLES, len(rounds)))
-    ratios = accepted[picks].sum(1) / np.maximum(rounds[picks].sum(1), 1)
-    low, high = np.percentile(ratios, [2.5, 97.5])
+    ratios: np.ndarray = accepted[picks].sum(1) / np.maximum(rounds[picks].sum(1), 1)
+    return ratios
+
+
+def _middle_95(values: np.ndarray) -> tuple[float, float]:
+    low, high = np.percentile(values, [2.5, 97.5])
     return float(low), float(high)
 
 

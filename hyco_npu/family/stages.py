@@ -1,4 +1,4 @@
-"""The four stages that make the family: verifier, its own text, the MTP head, the SLM.
+"""The stages that make the family: verifier, its own text, the MTP head, the SLM in floats and then in codes.
 
 Every stage is deterministic in its seed and writes one result, so a broken run goes on where it stopped. The verifier
 is rounded to bf16 before anything is distilled from it: the drafters learn from the weights that ship.
@@ -20,6 +20,8 @@ from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM, PreTrain
 import calibration.verifier
 from hyco_npu.family import architecture, corpus
 from hyco_npu.family.loop import StageOptions, train_stage
+from hyco_npu.family.qat import RoundedCache, make_quantization_aware
+from hyco_npu.family.quantized_slm import bit_map, save_quantized
 from hyco_npu.family.tokenizer import render, train_tokenizer
 from quant.errors import HycoError
 
@@ -33,6 +35,7 @@ CHAIN_STEPS = 4
 _STEP_DISCOUNT = 0.8
 _MAX_LENGTH = 288
 _GROUP_MIN = 16
+_CALIBRATION_DOCUMENTS = 8
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class Recipe:
     mtp_epochs: float = 2.5
     slm_epochs: float = 5.0
     drafter_learning_rate: float = 6e-3
+    slm_qat_epochs: float = 5.0
+    slm_qat_learning_rate: float = 4e-3
     own_text_share: float = 0.8
     answer_tokens: int = 170
 
@@ -136,28 +141,54 @@ def make_mtp(run: Run, verifier: Gemma4ForCausalLM, texts: _Texts) -> Gemma4Assi
     return load_mtp(folder)
 
 
-def make_slm(run: Run, verifier: Gemma4ForCausalLM, texts: _Texts) -> Gemma4ForCausalLM:
-    """Distil the SLM: KL to the verifier on the same mixture of texts."""
-    folder = run.work_dir / "slm"
+def make_float_slm(run: Run, verifier: Gemma4ForCausalLM, texts: _Texts) -> Gemma4ForCausalLM:
+    """Distil the SLM in floats, where the quantised one starts: KL to the verifier on the same mixture of texts."""
+    folder = run.work_dir / "slm_float"
     if not folder.exists():
         torch.manual_seed(run.seed + 3)
         model = architecture.build_slm()
         batches = texts.batches(run.recipe, run.recipe.slm_epochs, run.seed + 3)
-
-        def loss(step: int) -> dict[str, torch.Tensor]:
-            ids, real = corpus.pad_batch(texts.pick(batches[step]), _MAX_LENGTH)
-            with torch.no_grad():
-                teacher = verifier(ids, use_cache=False).logits[real].softmax(-1)
-                entropy = torch.special.entr(teacher).sum(-1).mean()
-            student = model.train()(ids, use_cache=False).logits[real]
-            kl = F.cross_entropy(student, teacher) - entropy
-            agreement = (student.argmax(-1) == teacher.argmax(-1)).float().mean()
-            return {"loss": kl, "top1_agreement": agreement.detach()}
-
-        options = StageOptions("slm", len(batches), run.recipe.drafter_learning_rate, 0.02, run.work_dir)
-        _train(model, loss, options)
+        options = StageOptions("slm_float", len(batches), run.recipe.drafter_learning_rate, 0.02, run.work_dir)
+        _train(model, lambda step: distillation_loss(model.train(), verifier, *texts.padded(batches[step])), options)
         _save_bf16(model, folder)
     return load_slm(folder)
+
+
+def make_slm(run: Run, verifier: Gemma4ForCausalLM, texts: _Texts, start: Gemma4ForCausalLM) -> Gemma4ForCausalLM:
+    """Distil the float SLM `start`, which is used up, into codes: the same loss, every rounding in the forward."""
+    folder = run.work_dir / "slm"
+    if not folder.exists():
+        batches, options = _second_stage(run, texts, "slm")
+        ids, _ = texts.padded(batches[0][:_CALIBRATION_DOCUMENTS])
+        make_quantization_aware(start, bit_map(), ids)
+
+        def loss(step: int) -> dict[str, torch.Tensor]:
+            return distillation_loss(start.train(), verifier, *texts.padded(batches[step]), RoundedCache(start))
+
+        _train(start, loss, options)
+        save_quantized(start, folder)
+    return load_slm(folder)
+
+
+def make_slm_control(
+    run: Run, verifier: Gemma4ForCausalLM, texts: _Texts, start: Gemma4ForCausalLM
+) -> Gemma4ForCausalLM:
+    """Train the float SLM `start`, which is used up, on as `make_slm` does, but without rounding.
+
+    It does not ship: beside it one sees what rounding costs, apart from what more training gives.
+    """
+    folder = run.work_dir / "slm_control"
+    if not folder.exists():
+        batches, options = _second_stage(run, texts, "slm_control")
+        _train(start, lambda step: distillation_loss(start.train(), verifier, *texts.padded(batches[step])), options)
+        _save_bf16(start, folder)
+    return load_slm(folder)
+
+
+def _second_stage(run: Run, texts: _Texts, name: str) -> tuple[list[list[int]], StageOptions]:
+    recipe = run.recipe
+    batches = texts.batches(recipe, recipe.slm_qat_epochs, run.seed + 4)
+    return batches, StageOptions(name, len(batches), recipe.slm_qat_learning_rate, 0.02, run.work_dir)
 
 
 @dataclass(frozen=True)
@@ -169,6 +200,10 @@ class _Texts:
 
     def pick(self, batch: list[int]) -> list[corpus.Document]:
         return [self.own[i] if i < len(self.own) else self.human[i - len(self.own)] for i in batch]
+
+    def padded(self, batch: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids [batch, length] and the mask of real tokens."""
+        return corpus.pad_batch(self.pick(batch), _MAX_LENGTH)
 
     def human_share(self, recipe: Recipe) -> list[corpus.Document]:
         return self.human[: int(len(self.own) * (1 - recipe.own_text_share) / recipe.own_text_share)]
@@ -198,7 +233,7 @@ def load_mtp(folder: Path) -> Gemma4AssistantForCausalLM:
 
 
 def load_slm(folder: Path) -> Gemma4ForCausalLM:
-    """The SLM in float32, weights as stored."""
+    """An SLM, in floats or in codes, with float32 arithmetic and weights as stored."""
     model: Gemma4ForCausalLM = Gemma4ForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.eval()
     return model
@@ -215,6 +250,22 @@ def answer_nll(model: PreTrainedModel, documents: list[corpus.Document]) -> floa
             total += losses[document.prompt_length - 1 :].sum().item()
             count += len(document.ids) - document.prompt_length
     return total / count
+
+
+def distillation_loss(
+    student: Gemma4ForCausalLM,
+    verifier: Gemma4ForCausalLM,
+    ids: torch.Tensor,
+    counted: torch.Tensor,
+    cache: RoundedCache | None = None,
+) -> dict[str, torch.Tensor]:
+    """Mean KL of student to verifier, in nats, over the positions of `ids` marked in `counted` [batch, length]."""
+    with torch.no_grad():
+        teacher = verifier(ids, use_cache=False).logits[counted].softmax(-1)
+        entropy = torch.special.entr(teacher).sum(-1).mean()
+    logits = student(ids, cache=cache, use_cache=False).logits[counted]
+    agreement = (logits.argmax(-1) == teacher.argmax(-1)).float().mean()
+    return {"loss": F.cross_entropy(logits, teacher) - entropy, "top1_agreement": agreement.detach()}
 
 
 def chain_loss(

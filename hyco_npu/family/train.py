@@ -53,7 +53,7 @@ def train_family(
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         _collect_models(work_dir, temporary)
-        figures = evaluate_family(temporary, held_out, seed=seed)
+        figures = evaluate_family(temporary, work_dir, held_out, seed=seed)
         training = card.Training(work_dir, corpus.name, seed, recipe, texts)
         for name, prefixes in _FIGURES.items():
             own = {key: value for key, value in figures.items() if key.startswith(prefixes)}
@@ -105,7 +105,8 @@ def _run_stages(run: Run) -> card.TextCounts:
     own_text = stages.make_own_text(run, tokenizer, verifier)
     texts = stages.drafter_texts(run, tokenizer, own_text)
     stages.make_mtp(run, verifier, texts)
-    stages.make_slm(run, verifier, texts)
+    for second_stage in (stages.make_slm, stages.make_slm_control):
+        second_stage(run, verifier, texts, stages.make_float_slm(run, verifier, texts))
     return card.TextCounts(_count(texts.human), _count(texts.human_share(run.recipe)), _count(own_text))
 
 

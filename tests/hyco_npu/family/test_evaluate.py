@@ -14,6 +14,7 @@ from hyco_npu.family.corpus import Document
 from hyco_npu.family.evaluate import (
     Acceptance,
     Family,
+    acceptance_lost,
     bootstrap_interval,
     count_rounds,
     evaluate_family,
@@ -29,15 +30,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NEW_TOKENS = 14
+SLM_FORMS = ("slm", "slm_float", "slm_control")
 WINDOW = architecture.SLIDING_WINDOW
 
 
 @pytest.fixture(scope="module")
 def family() -> Family:
     torch.manual_seed(3)
-    models = architecture.build_verifier(), architecture.build_mtp(), architecture.build_slm()
-    verifier, mtp, slm = (make_telling(model, seed) for seed, model in enumerate(models))
-    return Family(verifier, mtp, slm, train_tokenizer(["Tom has apples"]))
+    models = architecture.build_verifier(), architecture.build_mtp(), *(architecture.build_slm() for _ in range(3))
+    return Family(
+        *(make_telling(model, seed) for seed, model in enumerate(models)), train_tokenizer(["Tom has apples"])
+    )
 
 
 def _generate(model: torch.nn.Module, ids: list[int], count: int) -> list[int]:
@@ -74,13 +77,17 @@ def _prefix(draft: list[int], text: list[int]) -> int:
     return count
 
 
+def _slm_prefix(slm: torch.nn.Module, known: list[int], text: list[int]) -> int:
+    return _prefix(_generate(slm, known, 4)[len(known) :], text[len(known) :])
+
+
 @pytest.mark.parametrize("prompt_length", [7, WINDOW - 10])
 def test_measured_acceptance_equals_slow_decoding(family: Family, prompt_length: int) -> None:
     prompt = torch.randint(6, 2048, (prompt_length,)).tolist()
     text = _generate(family.verifier, prompt, NEW_TOKENS)
     chains = {
         "mtp": lambda known: _prefix(_slow_mtp_chain(family, known), text[len(known) :]),
-        "slm": lambda known: _prefix(_generate(family.slm, known, 4)[len(known) :], text[len(known) :]),
+        **{name: lambda known, n=name: _slm_prefix(getattr(family, n), known, text) for name in SLM_FORMS},
     }
     chains["union"] = lambda known: max(chains["mtp"](known), chains["slm"](known))
     measured = measure_acceptance(family, [Document(prompt, prompt_length)], NEW_TOKENS)
@@ -129,6 +136,42 @@ def test_interval_agrees_with_scipy() -> None:
     assert bootstrap_interval(accepted, rounds, seed=0) == pytest.approx((reference.low, reference.high), abs=0.02)
 
 
+def test_lost_acceptance_is_paired() -> None:
+    """Prompts differ by far more than the two models do: the interval of the difference is scipy's on pairs."""
+    rng = np.random.default_rng(4)
+    rounds = rng.integers(15, 40, 60)
+    accepted = (rounds * rng.uniform(1.0, 4.0, 60)).astype(int)
+    before, after = Acceptance(accepted, rounds), Acceptance(accepted - rng.integers(0, 9, 60), rounds + 1)
+    figures = acceptance_lost("cost", before, after, seed=0)
+    pairs = (before.accepted, before.rounds, after.accepted, after.rounds)
+
+    def difference(a: np.ndarray, r: np.ndarray, b: np.ndarray, s: np.ndarray) -> float:
+        return float(a.sum() / r.sum() - b.sum() / s.sum())
+
+    reference = stats.bootstrap(
+        pairs,
+        difference,
+        paired=True,
+        vectorized=False,
+        method="percentile",
+        n_resamples=3000,
+        rng=np.random.default_rng(2),
+    ).confidence_interval
+    assert figures["cost"] == pytest.approx(difference(*pairs))
+    low, high = figures["cost_ci95"]
+    assert (low, high) == pytest.approx((reference.low, reference.high), abs=0.01)
+    width = np.subtract(*bootstrap_interval(before.accepted, before.rounds, seed=0)[::-1])
+    assert high - low < 0.3 * width
+
+
+def test_a_better_result_is_a_negative_loss() -> None:
+    before, after = (Acceptance(np.array(accepted), np.array([2, 2])) for accepted in ([2, 4], [4, 6]))
+    assert acceptance_lost("cost", before, after, seed=0) == {
+        "cost": -1.0,
+        "cost_ci95": [-1.0, -1.0],
+    }
+
+
 def test_figures_are_the_ratio_of_sums() -> None:
     figures = Acceptance(np.array([6, 2]), np.array([2, 2])).figures("mtp", seed=0)
     assert figures["mtp_accepted_per_round"] == 2.0
@@ -141,6 +184,6 @@ def test_figures_are_the_ratio_of_sums() -> None:
 def test_too_short_held_out_file_and_no_prompts_are_errors(tmp_path: Path) -> None:
     held_out = write_problems(tmp_path / "short.jsonl", 100)
     with pytest.raises(UsageError, match=r"short\.jsonl has no row 101"):
-        evaluate_family(tmp_path, held_out)
+        evaluate_family(tmp_path, tmp_path, held_out)
     with pytest.raises(UsageError, match="prompts is 0"):
-        evaluate_family(tmp_path, held_out, prompts=0)
+        evaluate_family(tmp_path, tmp_path, held_out, prompts=0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import struct
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from transformers import (
     GenerationConfig,
 )
 
-from hyco_npu.family import card, train
+from hyco_npu.family import card, loop, stages, train
 from hyco_npu.family.stages import Recipe
 from hyco_npu.family.train import train_family
 from quant.errors import HycoError, UsageError
@@ -36,6 +36,8 @@ RECIPE = Recipe(
     mtp_epochs=0.5,
     slm_epochs=0.5,
     drafter_learning_rate=0.5,
+    slm_qat_epochs=0.5,
+    slm_qat_learning_rate=0.5,
     answer_tokens=6,
 )
 CLASSES = {"verifier": Gemma4ForCausalLM, "mtp": Gemma4AssistantForCausalLM, "slm": Gemma4ForCausalLM}
@@ -67,7 +69,7 @@ def test_transformers_loads_every_model(trained: Trained, name: str) -> None:
     model, report = CLASSES[name].from_pretrained(trained.out / name, output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
-    assert model.dtype == torch.bfloat16
+    assert model.model.norm.weight.dtype == torch.bfloat16
     assert GenerationConfig.from_pretrained(trained.out / name).eos_token_id == [1, 5]
     scalars = [layer.layer_scalar for layer in model.model.layers]
     # The last layer's is the exception: the final norm undoes it, so that nothing draws it away from 1.
@@ -99,13 +101,36 @@ def test_figures_and_sizes_are_those_on_disk(trained: Trained) -> None:
 @pytest.mark.parametrize("name", CLASSES)
 def test_card_tells_weights_data_and_limits(trained: Trained, name: str) -> None:
     text = (trained.out / name / "README.md").read_text(encoding="utf-8")
-    with safe_open(trained.out / name / "model.safetensors", framework="pt") as file:
+    # The SLM has the parameters of its float form, whatever their bits.
+    weights = trained.work_dir / "slm_float" if name == "slm" else trained.out / name
+    with safe_open(weights / "model.safetensors", framework="pt") as file:
         parameters = sum(file.get_tensor(key).numel() for key in file.keys())  # noqa: SIM118
     assert f"| parameters | {parameters:,} |" in text
     for fact in ("| window | 64 tokens |", "bfloat16", "MIT", "Copyright (c) 2021 OpenAI", "arithmetic is wrong"):
         assert fact in text
     assert "| seed | 0 |" in text
     assert str(trained.work_dir) not in text
+
+
+def test_the_slm_s_card_tells_what_quantisation_cost(trained: Trained) -> None:
+    text = (trained.out / "slm" / "README.md").read_text(encoding="utf-8")
+    metrics = json.loads((trained.out / "slm" / "metrics.json").read_text())
+    for name, reference in (("slm_quantization_cost", "slm_float"), ("slm_rounding_cost", "slm_control")):
+        lost = metrics[name]
+        assert lost == metrics[f"{reference}_accepted_per_round"] - metrics["slm_accepted_per_round"]
+        assert f"a loss of {lost:.3f} (95 % interval" in text
+    # By hand from the architecture: 128 wide, 6 layers, MLPs of 320, 640 in the layers that share.
+    for row in (
+        "| `lm_head` | 2 | 262,144 | 65,536 |",
+        "| `embed_tokens` | 2 | 262,144 | 65,536 |",
+        "| `embed_tokens_per_layer` | 4 | 393,216 | 196,608 |",
+        "| `mlp` of layers 0, 1, 2 | 4 | 368,640 | 184,320 |",
+        "| `mlp` of layers 3, 4, 5 | 2 | 737,280 | 184,320 |",
+        "| `per_layer_input_gate` of layers 0, 1, 2, 3, 4, 5 | 8 | 24,576 | 24,576 |",
+        "| `per_layer_projection` of layers 0, 1, 2, 3, 4, 5 | 8 | 24,576 | 24,576 |",
+        "| `per_layer_model_projection` | bf16 | 24,576 | 49,152 |",
+    ):
+        assert row in text
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -163,6 +188,37 @@ def test_a_broken_run_goes_on_with_the_stage_that_is_missing(
     for name in CLASSES:
         weights = (tmp_path / "out" / name / "model.safetensors").read_bytes()
         assert weights == (trained.out / name / "model.safetensors").read_bytes()
+
+
+def test_quantisation_aware_training_goes_on_within_the_stage(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken off after its first step, the stage goes on from its checkpoint, learned scales included."""
+    run = stages.Run(trained.corpus, trained.held_out, trained.work_dir, 0, replace(RECIPE, slm_qat_epochs=2.0))
+    tokenizer = stages.make_tokenizer(run)
+    verifier = stages.make_verifier(run, tokenizer)
+    texts = stages.drafter_texts(run, tokenizer, stages.make_own_text(run, tokenizer, verifier))
+    loss, calls = stages.distillation_loss, 0
+
+    def failing_loss(*args: Any) -> dict[str, torch.Tensor]:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise KeyboardInterrupt
+        return loss(*args)
+
+    def train(work_dir: Path) -> bytes:
+        there = replace(run, work_dir=work_dir)
+        stages.make_slm(there, verifier, texts, stages.load_slm(run.work_dir / "slm_float"))
+        return (work_dir / "slm" / "model.safetensors").read_bytes()
+
+    monkeypatch.setattr(loop, "_CHECKPOINT_EVERY", 1)
+    monkeypatch.setattr(stages, "distillation_loss", failing_loss)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "broken")
+    monkeypatch.setattr(stages, "distillation_loss", loss)
+    assert train(tmp_path / "broken") == train(tmp_path / "whole")
+    assert len((tmp_path / "whole" / "slm.csv").read_text().splitlines()) > 2
 
 
 def test_missing_matplotlib_is_told_before_training(
