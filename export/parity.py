@@ -56,12 +56,14 @@ def compare(
     name: str, outputs: Mapping[str, np.ndarray], reference_name: str, reference: Mapping[str, np.ndarray]
 ) -> Stage:
     """Figures of `outputs` against `reference`: arrays [samples, width] of the same samples, by shared name."""
-    pairs = [(outputs[key], reference[key]) for key in reference if key in outputs]
-    judged = [(outputs[_LOGITS], reference[_LOGITS])] if _LOGITS in reference else pairs
+    shared = {key: (outputs[key], array) for key, array in reference.items() if key in outputs}
+    pairs = list(shared.values())
+    judged = [shared[_LOGITS]] if _LOGITS in shared else pairs
     ours, wanted = (np.concatenate([pair[side].ravel() for pair in judged]) for side in (0, 1))
     agreement = None
-    if _LOGITS in reference:
-        agreement = float(np.mean(outputs[_LOGITS].argmax(-1) == reference[_LOGITS].argmax(-1)))
+    if _LOGITS in shared:
+        found, right = shared[_LOGITS]
+        agreement = float(np.mean(found.argmax(-1) == right.argmax(-1)))
     return Stage(
         name=name,
         reference=reference_name,

@@ -6,16 +6,19 @@ import math
 import os
 import shutil
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calibration.keepset import KeepSet, count_tokens, most_frequent
 from calibration.prompts import encode_prompt, read_prompts
 from calibration.ranges import Ranges
-from export.checkpoint.config import read_stop_set
+from export.checkpoint.config import CONFIG_FILE, read_config, read_stop_set
 from export.checkpoint.layout import INDEX_FILE, read_index
 from export.checkpoint.reader import CheckpointReader
 from export.checkpoint.source import TOKENIZER_FILES
+from export.checkpoint.verifier import MODEL_TYPES
+from export.errors import CheckpointError
 from quant.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,7 +36,7 @@ _MEMORY_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """All tokens, and those that a keep set must have: stop tokens and, of a tokenizer where there is one, specials."""
+    """All tokens, and those that a keep set must have: stop tokens and, of a tokenizer where there is one, others."""
 
     size: int
     stop_ids: tuple[int, ...]
@@ -41,13 +44,36 @@ class Vocabulary:
 
     @property
     def required_ids(self) -> set[int]:
-        """Stop tokens and special tokens."""
-        return {*self.stop_ids, *(self.tokenizer.all_special_ids if self.tokenizer is not None else ())}
+        """Stop tokens, special tokens and byte-fallback tokens."""
+        return set().union(*self.required_by_reason.values())
+
+    @cached_property
+    def required_by_reason(self) -> dict[str, set[int]]:
+        """`required_ids` under "stop", "special" and "byte_fallback"; an id may have several reasons."""
+        stop = set(self.stop_ids)
+        if self.tokenizer is None:
+            return {"stop": stop, "special": set(), "byte_fallback": set()}
+        table = self.tokenizer.get_vocab()
+        fallback = {table[name] for byte in range(256) if (name := f"<0x{byte:02X}>") in table}
+        return {"stop": stop, "special": set(self.tokenizer.all_special_ids), "byte_fallback": fallback}
 
 
 def read_vocabulary(folder: Path, size: int, tokenizer: PreTrainedTokenizerBase | None) -> Vocabulary:
     """The vocabulary with the stop set of the checkpoint at `folder`."""
     return Vocabulary(size, read_stop_set(folder, tokenizer).token_ids, tokenizer)
+
+
+def vocabulary_in(folder: Path) -> Vocabulary:
+    """The vocabulary of the verifier at `folder`, of which configuration and tokenizer are enough.
+
+    Raises CheckpointError where one of them is absent or the configuration names no vocabulary.
+    """
+    config = read_config(folder, *MODEL_TYPES)
+    text = config.get("text_config", config)
+    size = text.get("vocab_size") if isinstance(text, dict) else None
+    if type(size) is not int or size < 1:
+        raise CheckpointError(f"{folder / CONFIG_FILE}: vocab_size is {size!r}, a number of tokens is needed")
+    return read_vocabulary(folder, size, load_tokenizer(folder))
 
 
 def given_keep_set(wanted: str | None, vocabulary: Vocabulary) -> KeepSet | None:
@@ -115,12 +141,15 @@ def why_not_runnable(verifier: Path) -> str | None:
 
 
 def load_tokenizer(folder: Path | None) -> PreTrainedTokenizerBase | None:
-    """The tokenizer at `folder`, from its files alone."""
+    """The tokenizer at `folder`, from its files alone. Raises CheckpointError where there is none."""
     if folder is None:
         return None
     from transformers import AutoTokenizer
 
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder}: holds no tokenizer that transformers can read ({error})") from error
     return tokenizer
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from export.mtp.options import MtpExportOptions
-from hyco_npu.family import CALIBRATION_PROMPTS, HELD_OUT_PROMPTS, MTP_DIR, VERIFIER_DIR
+from export.slm.options import SlmExportOptions
+from hyco_npu.family import CALIBRATION_PROMPTS, HELD_OUT_PROMPTS, MTP_DIR, SLM_DIR, VERIFIER_DIR
 
 
 def mtp_export_options(out: Path, checkpoint: str | None = None, verifier: str | None = None, **others: Any) -> Any:
@@ -14,6 +15,20 @@ def mtp_export_options(out: Path, checkpoint: str | None = None, verifier: str |
     if checkpoint is None or Path(checkpoint).resolve() == MTP_DIR.resolve():
         checkpoint, verifier = str(MTP_DIR), verifier or str(VERIFIER_DIR)
     return MtpExportOptions(
+        checkpoint=checkpoint,
+        verifier=verifier,
+        out=out,
+        default_prompts=CALIBRATION_PROMPTS,
+        held_out_prompts=HELD_OUT_PROMPTS,
+        **others,
+    )
+
+
+def slm_export_options(out: Path, checkpoint: str | None = None, verifier: str | None = None, **others: Any) -> Any:
+    """Export options with the family filled in: its SLM, and for its SLM its verifier."""
+    if checkpoint is None or Path(checkpoint).resolve() == SLM_DIR.resolve():
+        checkpoint, verifier = str(SLM_DIR), verifier or str(VERIFIER_DIR)
+    return SlmExportOptions(
         checkpoint=checkpoint,
         verifier=verifier,
         out=out,

@@ -1,4 +1,5 @@
-"""The product's main job in one command: export the family's head, check it, and let it draft for its verifier.
+"""The product's main job in one command: export the family's drafters, check them, let the head draft for its verifier,
+and show what a tree pass of the SLM adds to a chain.
 
 Knows no phone: what would need one is listed as not measured.
 """
@@ -19,12 +20,15 @@ from export.bundle import open_bundle
 from export.engines.htp import why_unavailable
 from export.graphs.feeds import FeedBuilder
 from export.mtp.chain import CHAIN_LENGTH, MtpChain
-from export.mtp.check import CheckResult, check_bundle, head_config, open_cpu, open_simulator
+from export.mtp.check import check_bundle, head_config, open_cpu, open_simulator
 from export.mtp.export import export_mtp
+from export.slm.check import check_slm_bundle
+from export.slm.export import export_slm
 from hyco_npu.decode.loop import MtpDrafter, Round, decode
 from hyco_npu.decode.verifier import GreedyVerifier
-from hyco_npu.defaults import mtp_export_options
+from hyco_npu.defaults import mtp_export_options, slm_export_options
 from hyco_npu.family import HELD_OUT_PROMPTS, VERIFIER_DIR
+from hyco_npu.tree_pass import TreePass, tree_pass
 from quant.table import EmbeddingTable
 
 if TYPE_CHECKING:
@@ -36,11 +40,14 @@ if TYPE_CHECKING:
     from calibration.states import HeadState
     from export.bundle.reader import Bundle
     from export.mtp.options import MtpExportResult
+    from export.parity import CheckResult
+    from export.slm.options import SlmExportResult
 
 SIMULATED_ROUNDS = 40
 """Rounds drafted on the simulator; later ones run the same QDQ graph on the CPU, which is faster."""
 
 CHECK_SAMPLES = 16
+SLM_CHECK_PASSES = 4
 NOT_MEASURED = (
     "milliseconds per drafting step on a phone's NPU",
     "power, temperature and throttling",
@@ -94,6 +101,36 @@ def export_and_check(
     exported = export_mtp(mtp_export_options(out=out, force=force), progress)
     bundle = open_bundle(out)
     return exported, bundle, check_bundle(bundle, CHECK_SAMPLES, progress)
+
+
+def export_and_check_slm(
+    out: Path, force: bool, progress: Callable[[str], None]
+) -> tuple[SlmExportResult, Bundle, CheckResult]:
+    """The same for the family's SLM."""
+    exported = export_slm(slm_export_options(out=out, force=force), progress)
+    bundle = open_bundle(out)
+    return exported, bundle, check_slm_bundle(bundle, SLM_CHECK_PASSES, progress)
+
+
+@dataclass(frozen=True)
+class ShownTree:
+    """A tree pass over one round's chain; `truth` is what the verifier wrote there."""
+
+    round: int
+    tree: TreePass
+    truth: tuple[int, ...]
+
+
+def show_tree(bundle: Bundle, prompt: Sequence[int], rounds: Sequence[DemoRound]) -> ShownTree | None:
+    """The SLM's pass over the first chain that was not accepted whole (else the first full one); None without any."""
+    drafted = [i for i, one in enumerate(rounds) if len(one.round.drafted) == CHAIN_LENGTH]
+    cut = [i for i in drafted if len(rounds[i].round.accepted) < CHAIN_LENGTH]
+    if not drafted:
+        return None
+    number = (cut or drafted)[0]
+    text = [*prompt, *(token for one in rounds[:number] for token in one.round.emitted)]
+    truth = tuple(token for one in rounds[number:] for token in one.round.emitted)
+    return ShownTree(number, tree_pass(bundle, text, rounds[number].round.drafted), truth[: CHAIN_LENGTH + 1])
 
 
 def draft_rounds(bundle: Bundle, prompt: Sequence[int], max_new_tokens: int) -> Iterator[DemoRound]:

@@ -138,7 +138,7 @@ class SlmInfo(_Record):
 
     draft_graph: str
     prefill_graph: str
-    two_bit: Literal["int4", "nbits"]
+    two_bit: Literal["int4", "native", "nbits"]
     head_bits: Literal[2, 4, 8]
     activation_clip: bool
     weight_bytes_by_kind: dict[str, NonNegativeInt]

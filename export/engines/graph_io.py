@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from quant.dtypes import IntegerType
 
 Feed = dict[str, np.ndarray]
+_CHUNK = re.compile(r"logits_\d+")
 _TYPES = {t.name: t for t in (INT8, UINT8, INT16, UINT16)}
 
 
@@ -80,6 +82,9 @@ class Boundary:
 
 
 def joined_logits(result: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The chunks `logits_0`, `logits_1`, ... of a result as one row [..., columns]."""
-    chunks = sorted((n for n in result if n.startswith("logits_")), key=lambda n: int(n.rsplit("_", 1)[1]))
+    """The chunks `logits_0`, `logits_1`, ... of a result as one row [..., columns].
+
+    An observed graph also has values like `logits_0.product`, which are none.
+    """
+    chunks = sorted((n for n in result if _CHUNK.fullmatch(n)), key=lambda n: int(n.rsplit("_", 1)[1]))
     return np.concatenate([result[name] for name in chunks], axis=-1)

@@ -24,6 +24,9 @@ from export.errors import CompileError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+COMPILE_OPTIONS = {"htp_graph_finalization_optimization_mode": "3"}
+"""The QNN provider's options of every compile, also of the one that the estimate is read from."""
+
 _PROVIDER = "QNNExecutionProvider"
 _COMPILE_TIMEOUT_S = 1800
 # ONNX Runtime's exceptions have no base class of their own.
@@ -60,7 +63,10 @@ TARGETS = {
 
 @dataclass(frozen=True)
 class CompiledGraph:
-    """What the compiler made: the context model (small, names the binary) and the binary, with what it cost."""
+    """What the compiler made: the context model (small, names the binary) and the binary, with what it cost.
+
+    `two_bit_weights` names the weights that it stores in 2 bits.
+    """
 
     context: Path
     binary: Path
@@ -69,6 +75,7 @@ class CompiledGraph:
     qnn_version: str
     nodes_on_npu: int
     nodes_off_npu: int
+    two_bit_weights: frozenset[str] = frozenset()
 
 
 def why_unavailable() -> str | None:
@@ -80,8 +87,13 @@ def why_unavailable() -> str | None:
     return None
 
 
-def compile_graph(qdq: Path, context: Path, target: Target, options: dict[str, str] | None = None) -> CompiledGraph:
+def compile_graph(
+    qdq: Path, context: Path, target: Target, options: dict[str, str] | None = None, *, two_bit: bool = False
+) -> CompiledGraph:
     """Compile the QDQ model at `qdq` for `target` into `context` and a binary beside it.
+
+    `options` are the QNN provider's, over COMPILE_OPTIONS. `two_bit` stores INT4 weights whose codes lie in -2..1 in
+    2 bits (two_bit.py).
 
     Raises:
         CompileError: no compiler on this host, a `context` that exists, a node that HTP does not take, a crash or a
@@ -93,13 +105,13 @@ def compile_graph(qdq: Path, context: Path, target: Target, options: dict[str, s
     if context.exists():
         raise CompileError(f"cannot compile into {context}: it exists; remove it or choose another name")
     try:
-        return _compile(qdq, context, target, options or {})
+        return _compile_all({qdq: context}, target, {**COMPILE_OPTIONS, **(options or {})}, two_bit)[0]
     except BaseException:
         _remove_output(context)
         raise
 
 
-def compile_shared(graphs: Mapping[Path, Path], target: Target) -> list[CompiledGraph]:
+def compile_shared(graphs: Mapping[Path, Path], target: Target, *, two_bit: bool = False) -> list[CompiledGraph]:
     """Compile several QDQ models (path -> context) into one binary in which they share their weights.
 
     The binary stands beside the first context. It does not load on the simulator: verify every graph compiled alone
@@ -112,7 +124,7 @@ def compile_shared(graphs: Mapping[Path, Path], target: Target) -> list[Compiled
         if context.exists():
             raise CompileError(f"cannot compile into {context}: it exists; remove it or choose another name")
     try:
-        compiled = _compile_all(graphs, target, {"enable_htp_weight_sharing": "1"})
+        compiled = _compile_all(graphs, target, {**COMPILE_OPTIONS, "enable_htp_weight_sharing": "1"}, two_bit)
         if len({one.binary for one in compiled}) != 1:
             raise CompileError(f"the graphs were compiled into {[one.binary.name for one in compiled]}, not into one")
     except BaseException:
@@ -122,16 +134,15 @@ def compile_shared(graphs: Mapping[Path, Path], target: Target) -> list[Compiled
     return compiled
 
 
-def _compile(qdq: Path, context: Path, target: Target, options: dict[str, str]) -> CompiledGraph:
-    return _compile_all({qdq: context}, target, options)[0]
-
-
-def _compile_all(graphs: Mapping[Path, Path], target: Target, options: dict[str, str]) -> list[CompiledGraph]:
+def _compile_all(
+    graphs: Mapping[Path, Path], target: Target, options: dict[str, str], two_bit: bool
+) -> list[CompiledGraph]:
     job = {
         "graphs": [[str(qdq.resolve()), str(context.resolve())] for qdq, context in graphs.items()],
         "soc_model": target.soc_model,
         "htp_arch": target.htp_arch,
         "options": options,
+        "two_bit": two_bit,
     }
     names = ", ".join(qdq.name for qdq in graphs)
     try:
@@ -153,7 +164,7 @@ def _compile_all(graphs: Mapping[Path, Path], target: Target, options: dict[str,
         outside = [node for context in graphs.values() if context.is_file() for node in _nodes_off_npu(context)]
         named = f"; nodes that HTP does not take: {', '.join(outside)}" if outside else ""
         raise CompileError(f"HTP compiler failed on {names} for {target.name} (exit {done.returncode}): {tail}{named}")
-    return [_inspect(qdq, context, report["compile_s"], report["peak_rss_bytes"]) for qdq, context in graphs.items()]
+    return [_inspect(qdq, context, report) for qdq, context in graphs.items()]
 
 
 def _report(output: str) -> dict[str, Any]:
@@ -179,7 +190,7 @@ def _nodes_off_npu(context: Path) -> list[str]:
     return [f"{node.op_type} {node.name}" for node in model.graph.node if node.op_type != "EPContext"]
 
 
-def _inspect(qdq: Path, context: Path, compile_s: float, peak_rss_bytes: int) -> CompiledGraph:
+def _inspect(qdq: Path, context: Path, report: dict[str, Any]) -> CompiledGraph:
     model = onnx.load(str(context), load_external_data=False)
     inside = [node for node in model.graph.node if node.op_type == "EPContext"]
     outside = _nodes_off_npu(context)
@@ -193,11 +204,12 @@ def _inspect(qdq: Path, context: Path, compile_s: float, peak_rss_bytes: int) ->
     return CompiledGraph(
         context=context,
         binary=binary,
-        compile_s=compile_s,
-        peak_rss_bytes=peak_rss_bytes,
+        compile_s=report["compile_s"],
+        peak_rss_bytes=report["peak_rss_bytes"],
         qnn_version=attributes["ep_sdk_version"].decode(),
         nodes_on_npu=len(source.graph.node),
         nodes_off_npu=len(outside),
+        two_bit_weights=frozenset(report["narrowed"]),
     )
 
 

@@ -9,14 +9,19 @@ import time
 from pathlib import Path
 
 from export.engines.htp import qnn_session
+from export.engines.two_bit import TwoBitStorage
 
 
 def main() -> int:
     """Compile and report; the exit code is 1 when the compiler said no."""
     job = json.load(sys.stdin)
-    graphs, sessions = job["graphs"], []
+    graphs, sessions, narrowed = job["graphs"], [], []
     began = time.monotonic()
     try:
+        if job["two_bit"]:
+            import onnxruntime_qnn
+
+            narrowed = TwoBitStorage(Path(onnxruntime_qnn.get_qnn_htp_path())).narrowed
         for index, (qdq, context) in enumerate(graphs):
             entries = {
                 "ep.context_enable": "1",
@@ -33,7 +38,8 @@ def main() -> int:
         print(json.dumps({"error": str(error)}))
         return 1
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps({"compile_s": time.monotonic() - began, "peak_rss_bytes": peak}))
+    report = {"compile_s": time.monotonic() - began, "peak_rss_bytes": peak, "narrowed": sorted(set(narrowed))}
+    print(json.dumps(report))
     return 0
 
 

@@ -55,14 +55,16 @@ def estimate_bundles(bundles: Sequence[Bundle], options: EstimateOptions, progre
     require_estimator()
     for bundle in bundles:
         require_intact(bundle)
-    jobs = [(b.manifest.kind, graph, b.graph_file(graph.name, "qdq")) for b in bundles for graph in b.manifest.graphs]
+    jobs = [(bundle, graph) for bundle in bundles for graph in bundle.manifest.graphs]
     graphs, qnn_version = [], ""
-    for kind, graph, qdq in jobs:
+    for bundle, graph in jobs:
+        slm = bundle.manifest.slm
         progress(f"{graph.name}: compiling for the proxy chip")
         with TemporaryDirectory() as scratch:
-            compiled = compile_for_proxy(qdq, Path(scratch))
+            qdq, two_bit = bundle.graph_file(graph.name, "qdq"), slm is not None and slm.two_bit == "native"
+            compiled = compile_for_proxy(qdq, Path(scratch), two_bit=two_bit)
         qnn_version = compiled.qnn_version
-        graphs.append(graph_estimate(graph, kind, compiled, options))
+        graphs.append(graph_estimate(graph, bundle.manifest.kind, compiled, options))
     return Estimate(tuple(graphs), drafting_round(graphs), qnn_version, options)
 
 

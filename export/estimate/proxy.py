@@ -40,15 +40,19 @@ def require_estimator() -> None:
         raise CompileError(f"cannot estimate: the estimate is the HTP compiler's, and {reason}")
 
 
-def compile_for_proxy(qdq: Path, scratch: Path, options: Mapping[str, str] | None = None) -> ProxyCompile:
+def compile_for_proxy(
+    qdq: Path, scratch: Path, options: Mapping[str, str] | None = None, *, two_bit: bool = False
+) -> ProxyCompile:
     """Compile the QDQ model at `qdq` inside the empty folder `scratch`; `options` are the QNN provider's, over ours.
+
+    `two_bit` as for `compile_graph`: the estimate must be of the graph that is shipped.
 
     Raises:
         CompileError: no compiler, a graph it refuses, a QNN older than 2.51, a profile that cannot be read.
     """
     csv = scratch / "profile.csv"
     ours = {"vtcm_mb": str(VTCM_MB), "profiling_level": "detailed", "profiling_file_path": str(csv)}
-    compiled = compile_graph(qdq, scratch / "proxy.onnx", PROXY, {**ours, **(options or {})})
+    compiled = compile_graph(qdq, scratch / "proxy.onnx", PROXY, {**ours, **(options or {})}, two_bit=two_bit)
     require_qnn(compiled.qnn_version)
     return ProxyCompile(read_profile(csv), compiled.binary.stat().st_size, compiled.qnn_version)
 

@@ -35,7 +35,7 @@ _PROJECTION_NORM = "per_layer_projection_norm.weight"
 
 @dataclass(frozen=True)
 class SlmInputs:
-    """Names and shapes of the graph's boundary: `rows` tokens, `window` earlier ones."""
+    """Names and shapes of the graph's boundary: `rows` tokens, `window` earlier ones (fewer for sliding layers)."""
 
     config: SlmConfig
     rows: int
@@ -49,12 +49,20 @@ class SlmInputs:
             "per_layer": (1, 1, rows, len(config.layers) * config.per_layer_width),
         }
         for kind, head_dim in head_dims(config).items():
-            shapes[f"mask_{kind}"] = (1, 1, rows, self.window + rows)
+            shapes[f"mask_{kind}"] = (1, 1, rows, self.slots(kind) + rows)
             shapes[f"cos_{kind}"] = shapes[f"sin_{kind}"] = (1, 1, rows, head_dim)
         for owner, (heads, head_dim) in cache_shapes(config).items():
-            shapes[f"past_keys_{owner}"] = (1, heads, head_dim, self.window)
-            shapes[f"past_values_{owner}"] = (1, heads, self.window, head_dim)
+            slots = self.slots(kind_of_owner(config, owner))
+            shapes[f"past_keys_{owner}"] = (1, heads, head_dim, slots)
+            shapes[f"past_values_{owner}"] = (1, heads, slots, head_dim)
         return shapes
+
+    def slots(self, kind: str) -> int:
+        """How many of the window's slots the layers of a kind are given: the last ones, of a cache that is longer.
+
+        A sliding layer sees no further than its own window; `rows` more leave room for drafted rows that were stored.
+        """
+        return min(self.window, self.config.sliding_window + self.rows) if kind == "sliding" else self.window
 
     def output_shapes(self) -> dict[str, tuple[int, ...]]:
         """Output name -> shape, in order: raw logits, then each owner's keys (transposed) and values of these rows."""
@@ -75,6 +83,11 @@ def cache_shapes(config: SlmConfig) -> dict[int, tuple[int, int]]:
     """Layer that owns a cache -> (key-value heads, head dimension)."""
     layers = config.layers
     return {owner: (layers[owner].num_key_value_heads, layers[owner].head_dim) for owner in config.cache_owners}
+
+
+def kind_of_owner(config: SlmConfig, owner: int) -> str:
+    """Kind, "sliding" or "full", of the layers that read this owner's cache."""
+    return kind_of_layer_type(config.layers[owner].kind)
 
 
 def per_layer_factor(config: SlmConfig) -> float:

@@ -15,7 +15,7 @@ from calibration.states import kind_of_layer_type
 from export.errors import ExportError
 from export.graphs.feeds import MASKED
 from export.graphs.rope import inverse_frequencies, signed_rotation
-from export.graphs.slm import head_dims
+from export.graphs.slm import SlmInputs, head_dims, kind_of_owner
 
 if TYPE_CHECKING:
     from export.checkpoint.slm import SlmConfig
@@ -93,12 +93,14 @@ class TreeFeedBuilder:
         for kind, mask in self.masks(tree, view).items():
             feed[f"mask_{kind}"] = mask
             feed[f"cos_{kind}"], feed[f"sin_{kind}"] = self._rotation(kind, positions)
-        for owner, slots in view.caches.items():
-            feed[f"past_keys_{owner}"], feed[f"past_values_{owner}"] = slots.keys, slots.values
+        for owner, cache in view.caches.items():
+            slots = self._slots(kind_of_owner(self.config, owner), view)
+            feed[f"past_keys_{owner}"] = cache.keys[..., slots]
+            feed[f"past_values_{owner}"] = cache.values[:, :, slots]
         return feed
 
     def masks(self, tree: RowTree, view: WindowView) -> dict[str, np.ndarray]:
-        """Kind of layer -> mask [1, 1, rows, window + rows]: 0 where a row sees a slot or a row, MASKED elsewhere."""
+        """Kind of layer -> mask [1, 1, rows, slots + rows]: 0 where a row sees a slot or a row, MASKED elsewhere."""
         positions = view.next_position + tree.depths()
         run, accepted = slice(tree.stored, None), slice(0, view.accepted)
         drafted = slice(view.accepted, view.count)
@@ -111,7 +113,17 @@ class TreeFeedBuilder:
         allowed[:, accepted] = True
         allowed[:, drafted], allowed[:, rows] = lineage[:, : tree.stored], lineage[:, run]
         distance = positions[run, None] - key_positions
-        return {kind: self._mask(allowed & (distance <= self._reach(kind))) for kind in head_dims(self.config)}
+        masks = {}
+        for kind in head_dims(self.config):
+            mask = self._mask(allowed & (distance <= self._reach(kind)))
+            masks[kind] = np.concatenate([mask[..., self._slots(kind, view)], mask[..., self.window :]], axis=3)
+        return masks
+
+    def _slots(self, kind: str, view: WindowView) -> slice:
+        """The slots that layers of a kind are given: the last filled ones, or the first where all of those fit."""
+        size = SlmInputs(self.config, self.rows, self.window).slots(kind)
+        start = max(0, view.count - size)
+        return slice(start, start + size)
 
     def _reach(self, kind: str) -> int:
         """How many positions before its own a row sees."""
@@ -144,6 +156,11 @@ class TreeFeedBuilder:
         if tree.stored != view.drafted:
             raise ExportError(
                 f"{tree.stored} rows of the tree count as stored, but the window holds a draft of {view.drafted}"
+            )
+        short = SlmInputs(self.config, self.rows, self.window).slots("sliding")
+        if short < self.window and short - view.drafted < min(view.accepted, self.config.sliding_window - 1):
+            raise ExportError(
+                f"the window holds {view.drafted} drafted rows; beside {self.rows} rows {self.rows + 1} can be read"
             )
         for owner, slots in view.caches.items():
             if slots.values.shape[2] != self.window:

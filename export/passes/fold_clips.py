@@ -6,18 +6,14 @@ conversion to another range at that place.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult
 
 from export.errors import PassError
-from export.passes.common import drop_unused_initializers, is_constant, name_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from export.passes.common import MOVES, drop_unused_initializers, is_constant, name_of
 
 _ONE_TO_ONE_MOVES = frozenset({"Reshape", "Transpose"})
+_NO_MAKERS = MOVES - _ONE_TO_ONE_MOVES | {"Clip", "Identity"}
 
 
 class FoldClips(InPlacePass):
@@ -63,19 +59,22 @@ class FoldClips(InPlacePass):
             value.name = name
 
 
-def _merged(graph: ir.Graph, clips: list[ir.Node]) -> Iterator[ir.Node]:
-    """One clip for each source and bounds."""
+def _merged(graph: ir.Graph, clips: list[ir.Node]) -> list[ir.Node]:
+    """One clip for each source and bounds; graph outputs keep clips of their own."""
     first: dict[tuple[ir.Value | None, tuple[float, float]], ir.Node] = {}
+    kept = []
     for node in clips:
-        kept = first.setdefault((node.inputs[0], _bounds(node)), node)
-        if kept is not node:
-            ir.convenience.replace_all_uses_with(node.outputs[0], kept.outputs[0])
+        same = first.setdefault((node.inputs[0], _bounds(node)), node)
+        if same is node or node.outputs[0].is_graph_output():
+            kept.append(node)
+        else:
+            ir.convenience.replace_all_uses_with(node.outputs[0], same.outputs[0])
             graph.remove(node, safe=True)
-    yield from first.values()
+    return kept
 
 
 def _bounds(clip: ir.Node) -> tuple[float, float]:
-    low, high = clip.inputs[1:3]
+    low, high = (*clip.inputs, None, None)[1:3]
     if low is None or high is None or not is_constant(low) or not is_constant(high):
         raise PassError(f"{clip.name} has bounds that are not constants")
     assert low.const_value is not None
@@ -89,7 +88,7 @@ def _root(value: ir.Value) -> ir.Value | None:
         producer = value.producer()
         if producer is None or len(value.uses()) != 1 or value.is_graph_output():
             return None
-        if producer.op_type in ("Split", "Concat", "Slice", "Clip", "Identity"):
+        if producer.op_type in _NO_MAKERS:
             return None
         if producer.op_type not in _ONE_TO_ONE_MOVES:
             return value

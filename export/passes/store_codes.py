@@ -1,7 +1,8 @@
 """MatMul(x, W)  ->  MatMul(x, DequantizeLinear(codes, scale, 0; axis = 1))  with codes that a checkpoint brings
 
 Nothing is rounded here: the codes are stored as they are, 2-bit ones in 4 bits (the value is the same, the size is
-not). Form "nbits" stores 2-bit codes in 2 bits:
+not). Form "native" is the same here and is stored in 2 bits when it is compiled (engines/two_bit.py); form "nbits"
+stores 2-bit codes in 2 bits at once:
 
     MatMul(x, W)  ->  Reshape(MatMulNBits(Reshape(x), codes, scale))
 
@@ -27,14 +28,16 @@ if TYPE_CHECKING:
 
     import torch
 
-Form = Literal["int4", "int8", "nbits"]
-"""How a weight is stored: in 4 bits, in 8 bits, or (2-bit codes alone) in 2 bits as MatMulNBits."""
+Form = Literal["int4", "int8", "native", "nbits"]
+"""How a weight is stored: in 4 bits, in 8 bits, or (2-bit codes alone) in 2: HTP's own, or MatMulNBits."""
 
-_CONTAINERS: dict[str, tuple[ir.DataType, np.dtype[np.generic], Literal[4, 8]]] = {
+_CONTAINERS: dict[str, tuple[ir.DataType, np.dtype[np.generic], Literal[2, 4, 8]]] = {
     "int4": (ir.DataType.INT4, np.dtype(ml_dtypes.int4), 4),
+    "native": (ir.DataType.INT4, np.dtype(ml_dtypes.int4), 2),
     "int8": (ir.DataType.INT8, np.dtype(np.int8), 8),
 }
 _NBITS: Final = 2
+_NBITS_DOMAIN = "com.microsoft"
 _LARGEST_BLOCK, _SMALLEST_BLOCK = 256, 16
 
 
@@ -53,12 +56,12 @@ class CodedWeight:
 
     @property
     def stored_bits(self) -> Literal[2, 4, 8]:
-        """Bits that a code takes in the graph."""
+        """Bits that a code takes in the compiled graph."""
         return _NBITS if self.form == "nbits" else _CONTAINERS[self.form][2]
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of codes and scales (four bytes a row or block) in the graph."""
+        """Bytes of codes and scales (four bytes a row or block) in the compiled graph."""
         rows, columns = self.shape
         blocks = columns // nbits_block(columns) if self.form == "nbits" else 1
         return rows * columns * self.stored_bits // 8 + 4 * rows * blocks
@@ -170,11 +173,12 @@ def _replace_by_nbits(graph: ir.Graph, node: ir.Node, name: str, coded: CodedWei
         "MatMulNBits",
         operands,
         {"K": columns, "N": rows, "bits": _NBITS, "block_size": block},
-        domain="com.microsoft",
+        domain=_NBITS_DOMAIN,
         outputs=[product],
         name=f"{node.name}.nbits",
     )
     into = ir.node("Reshape", [source, _shape(graph, flat)], outputs=[flat], name=f"{node.name}.flatten")
+    graph.opset_imports[_NBITS_DOMAIN] = 1
     name_after = output.name
     graph.insert_before(node, [into, multiply])
     back = ir.node("Reshape", [product, _shape(graph, output)], name=f"{node.name}.restore")

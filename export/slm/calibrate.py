@@ -10,6 +10,7 @@ from export.engines.cpu import FloatGraph
 from export.observe import RangeRecorder
 from export.slm.runner import SlmModel, SlmTables
 from export.slm.samples import tree_of
+from export.slm.sources import HeldOut
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +42,7 @@ def collect_ranges(
         position = max(0, len(ids) - _ROUND)
         session = model.begin()
         session.prefill(ids[:position])
-        tree, tokens = tree_of(ids, position, 0, np.random.default_rng(index), keep)
+        tree, tokens = tree_of(HeldOut(ids, position, 0), np.random.default_rng(index), keep, rows)
         session.draft(tree, tokens)
     ranges = recorder.ranges
     for name, table in (("embedding", tables.tokens), ("per_layer", tables.per_layer)):

@@ -33,7 +33,7 @@ from export.checkpoint.slm import SlmConfig
 from export.checkpoint.slm_tables import per_layer_table, token_table
 from export.engines.cpu import FloatGraph, cpu_session
 from export.engines.htp import TARGETS, compile_graph, compile_shared, simulator_session, why_unavailable
-from export.errors import ExportError
+from export.errors import CompileError, ExportError
 from export.observe import save_graph, save_observed
 from export.parity import CPU_STAGE, SIMULATOR_COSINE, SIMULATOR_STAGE, compare
 from export.slm.calibrate import collect_ranges
@@ -215,7 +215,9 @@ def _compile(
     for name, prefix, passes in ((DRAFT, "", samples.trees[:1]), (PREFILL_GRAPH, f"{PREFILL}_", [samples.prefill])):
         progress(f"compiling {name} alone for {target.name}, then one pass on the HTP simulator")
         qdq, boundary = path(_qdq_file(name)), graphs.of(name).boundary
-        alone[name] = compile_graph(qdq, path(f"check/{name}.{target.name}.onnx"), target)
+        two_bit = _two_bit_names(graphs, name)
+        alone[name] = compile_graph(qdq, path(f"check/{name}.{target.name}.onnx"), target, two_bit=bool(two_bit))
+        _require_two_bits(two_bit, alone[name])
         scales = {tensor.name: tensor.scale for tensor in boundary.outputs}
         outputs = [
             PassRunner(config, CodedGraph(session, boundary), rows[name], options.window, scales).run(passes)
@@ -224,8 +226,25 @@ def _compile(
         stages.append(compare(prefix + SIMULATOR_STAGE, outputs[1], prefix + CPU_STAGE, outputs[0]))
     progress(f"compiling both graphs into one binary for {target.name}")
     jobs = {path(_qdq_file(name)): path(f"graphs/{name}.{target.name}.onnx") for name in (DRAFT, PREFILL_GRAPH)}
-    shared = compile_shared(jobs, target)
+    two_bit = _two_bit_names(graphs, DRAFT)
+    shared = compile_shared(jobs, target, two_bit=bool(two_bit))
+    _require_two_bits(two_bit, shared[0])
     return _Compiled(alone, dict(zip((DRAFT, PREFILL_GRAPH), shared, strict=True)), stages)
+
+
+def _two_bit_names(graphs: _Graphs, name: str) -> set[str]:
+    """Weights of a graph that are to be stored in 2 bits when it is compiled."""
+    there = graphs.of(name).model.graph.initializers
+    return {f"{n}.codes" for n, w in graphs.weights.items() if w.form == "native" and f"{n}.codes" in there}
+
+
+def _require_two_bits(wanted: set[str], compiled: CompiledGraph) -> None:
+    missing = sorted(wanted - compiled.two_bit_weights)
+    if missing:
+        raise CompileError(
+            f"{compiled.binary.name}: {len(missing)} of {len(wanted)} weights were not stored in 2 bits, the first is "
+            f"{missing[0]!r}; use --two-bit int4"
+        )
 
 
 def _qdq_file(name: str) -> str:
@@ -378,6 +397,10 @@ def _warnings(made: _Made, options: SlmExportOptions) -> list[str]:
     if made.texts.why_synthetic is not None:
         why = made.texts.why_synthetic
         warnings.append(f"activation ranges and checks are of random tokens ({why}): for size and speed work only")
+    if made.texts.why_no_answers is not None:
+        warnings.append(
+            f"prompts were used without answers, because the verifier cannot run: {made.texts.why_no_answers}"
+        )
     if "no tokenizer" in made.keep_source:
         warnings.append(f"keep set: {made.keep_source}")
     if not options.table:

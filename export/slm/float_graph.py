@@ -23,6 +23,7 @@ from export.passes.convert_caches import ConvertCaches
 from export.passes.fold_transposes import FoldTransposes
 from export.passes.name_values import NameValues
 from export.passes.store_codes import StoreCodes
+from export.slm.weights import HEAD_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +48,10 @@ def build_graph(
         add_clips(slm, {module: checkpoint.activation_scales(module) for module in linears})
     inputs = SlmInputs(slm.config, rows, window)
     model = trace_module(slm, inputs.shapes(), list(inputs.output_shapes()))
-    return run_passes(model, [FoldTransposes(), NameValues(), ChunkHead(), StoreCodes(weights), ConvertCaches()])
+    return run_passes(
+        model,
+        [FoldTransposes(), NameValues(), ChunkHead(max_columns=HEAD_COLUMNS), StoreCodes(weights), ConvertCaches()],
+    )
 
 
 def keep_caches_only(model: ir.Model) -> ir.Model:

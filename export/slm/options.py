@@ -36,7 +36,7 @@ class SlmExportOptions:
     held_out_prompts: Path
     rows: int = 32
     prefill_rows: int = 128
-    two_bit: TwoBit = "int4"
+    two_bit: TwoBit = "native"
     head_bits: int | None = None
     activation_clip: bool = True
     keep_set: str | None = None
@@ -56,8 +56,8 @@ class SlmExportOptions:
                 )
             if not 1 <= rows <= _MAX_ROWS:
                 raise UsageError(f"{option} {rows} must lie in 1..{_MAX_ROWS}")
-        if self.two_bit not in ("int4", "nbits"):
-            raise UsageError(f"--two-bit {self.two_bit!r} is unknown; use int4 or nbits")
+        if self.two_bit not in ("int4", "native", "nbits"):
+            raise UsageError(f"--two-bit {self.two_bit!r} is unknown; use native, int4 or nbits")
         if self.head_bits not in (None, 2, 4, 8):
             raise UsageError(f"--head-bits {self.head_bits} is not supported; use 2, 4 or 8")
         if self.target not in TARGETS:

@@ -45,7 +45,7 @@ class Recorder:
         """Run every round with the float graphs; the trees are made here."""
         rng = np.random.default_rng(self._options.seed)
         for one in rounds:
-            self._rounds.append((one, *tree_of(one.text, one.position, one.caught_up, rng, self._keep)))
+            self._rounds.append((one, *tree_of(one, rng, self._keep, self._options.rows)))
         trees = self._samples(prefill, "float32")
         config, window = self._checkpoint.config, self._options.window
         self.references[FP32] = PassRunner(config, draft, self._options.rows, window, None).run(trees)

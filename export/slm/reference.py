@@ -6,13 +6,14 @@ not its steps. So there are three ways to run it: as it is, with the bounds alon
 
 from __future__ import annotations
 
+import copy
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 
-from export.checkpoint.slm_tensors import HEAD, PER_LAYER_TABLE, full_name, linear_shapes
+from export.checkpoint.slm_tensors import HEAD, PER_LAYER_TABLE, full_name, linear_shapes, table_shapes
 from export.errors import CheckpointError
 from export.graphs.clips import clip_bounds
 
@@ -37,7 +38,6 @@ class TransformersSlm:
 
     def __init__(self, checkpoint: SlmCheckpoint) -> None:
         self._model = _load(checkpoint)
-        _require_same_bits(self._model, checkpoint)
 
     def tree_logits(
         self, text: Sequence[int], tree: RowTree, token_ids: Sequence[int], keep: np.ndarray, how: Activations
@@ -47,14 +47,29 @@ class TransformersSlm:
         paths = _paths(tree)
         leaves = [row for row in range(len(paths)) if row not in tree.parents]
         logits = np.empty((len(paths), len(keep)), np.float32)
-        kept = torch.from_numpy(keep)
+        kept = torch.tensor(keep)
         for leaf in leaves:
             path = paths[leaf]
             ids = torch.tensor([[*text, *(token_ids[row] for row in path)]])
-            with torch.no_grad(), _activations(how):
-                found = self._model(ids, use_cache=False, logits_to_keep=len(path)).logits[0][:, kept]
-            logits[path] = found.numpy()
+            with torch.no_grad(), _activations(how), self._output_layer_of(kept):
+                logits[path] = self._model(ids, use_cache=False, logits_to_keep=len(path)).logits[0].numpy()
         return logits
+
+    @contextmanager
+    def _output_layer_of(self, kept: torch.Tensor) -> Iterator[None]:
+        """Cut the output layer to some rows: transformers unpacks all of a layer, gigabytes for this one."""
+        whole = self._model.lm_head
+        cut = copy.copy(whole)
+        rows = {name: getattr(whole, name)[kept] for name in ("weight", "weight_scale")}
+        cut._parameters = {
+            **whole._parameters,
+            **{name: torch.nn.Parameter(of_rows, requires_grad=False) for name, of_rows in rows.items()},
+        }
+        self._model.lm_head = cut
+        try:
+            yield
+        finally:
+            self._model.lm_head = whole
 
 
 def _paths(tree: RowTree) -> list[list[int]]:
@@ -90,7 +105,7 @@ def _load(checkpoint: SlmCheckpoint) -> Gemma4ForCausalLM:
     whole = AutoConfig.from_pretrained(folder, local_files_only=True)
     config = whole.get_text_config()
     config.quantization_config = whole.quantization_config
-    with _scales_per_group(checkpoint):
+    with _checked_layout(checkpoint):
         loaded: Any = Gemma4ForCausalLM.from_pretrained(
             folder,
             config=config,
@@ -111,24 +126,27 @@ def _load(checkpoint: SlmCheckpoint) -> Gemma4ForCausalLM:
 
 
 @contextmanager
-def _scales_per_group(checkpoint: SlmCheckpoint) -> Iterator[None]:
-    """Let transformers load a per-layer table with a scale per layer and row: it computes with them, but makes room for
-    one scale a row and refuses the file.
+def _checked_layout(checkpoint: SlmCheckpoint) -> Iterator[None]:
+    """Compare bits before transformers reads any weight: it ends in its own depths where a size does not fit.
+
+    And let it load a per-layer table with a scale per layer and row: it computes with them, but makes room for one
+    scale a row and refuses the file.
     """
     from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
     from transformers.quantizers.quantizer_gemma import GemmaQuantizer
 
     shape = checkpoint.reader.shape(f"{full_name(checkpoint.prefix, PER_LAYER_TABLE)}.embedding_scale")
 
-    class Grouped(GemmaQuantizer):
+    class Checked(GemmaQuantizer):
         def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
             super()._process_model_before_weight_loading(model, **kwargs)  # type: ignore[no-untyped-call]
+            _require_same_bits(model, checkpoint)
             table = model.get_submodule(f"model.{PER_LAYER_TABLE}")
             scale = table.embedding_scale
             table.embedding_scale = torch.nn.Parameter(scale.new_ones(shape), requires_grad=False)
 
     original = AUTO_QUANTIZER_MAPPING["gemma"]
-    AUTO_QUANTIZER_MAPPING["gemma"] = Grouped
+    AUTO_QUANTIZER_MAPPING["gemma"] = Checked
     try:
         yield
     finally:
@@ -136,8 +154,12 @@ def _scales_per_group(checkpoint: SlmCheckpoint) -> Iterator[None]:
 
 
 def _require_same_bits(model: Gemma4ForCausalLM, checkpoint: SlmCheckpoint) -> None:
-    for module in linear_shapes(checkpoint.config):
-        ours = checkpoint.bits_of(module)
+    bits = {module: checkpoint.bits_of(module) for module in linear_shapes(checkpoint.config)}
+    bits |= {
+        module: checkpoint.bits.table(full_name(checkpoint.prefix, module))
+        for module in table_shapes(checkpoint.config)
+    }
+    for module, ours in bits.items():
         theirs = getattr(model.get_submodule(module if module == HEAD else f"model.{module}"), "num_bits", None)
         if ours != theirs:
             raise CheckpointError(f"{checkpoint.reader.folder}: {module} has {ours} bits, transformers takes {theirs}")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from export.checkpoint.slm import SlmConfig
     from export.slm.runner import PassGraph
+    from export.slm.sources import HeldOut
 
 Outputs = dict[str, np.ndarray]
 """`logits` [rows, kept] (softcapped) and `caches` [rows, all new keys and values], float32, over rows that run."""
@@ -91,19 +92,17 @@ class PassRunner:
         return np.concatenate(parts, axis=1)
 
 
-def tree_of(
-    text: Sequence[int], position: int, caught_up: int, rng: np.random.Generator, keep: np.ndarray
-) -> tuple[RowTree, list[int]]:
-    """The rows of a drafting round at `position` of a text, and their tokens.
+def tree_of(one: HeldOut, rng: np.random.Generator, keep: np.ndarray, rows: int) -> tuple[RowTree, list[int]]:
+    """The rows of a drafting round in a text, and their tokens; the first `rows` of them, which are all from 9 on.
 
-    `caught_up` accepted tokens that the cache lacks, the root, a chain of the text's next four tokens, and a sibling
-    (drawn from the keep set) at depths 1 and 2.
+    The accepted tokens that the cache lacks, the root, a chain of the text's next four tokens, and a sibling (drawn
+    from the keep set) at depths 1 and 2.
     """
-    spine = list(text[position : position + caught_up + 1 + _CHAIN])
+    spine = one.text[one.position : one.position + one.caught_up + 1 + _CHAIN]
     parents: list[int | None] = [row - 1 if row else None for row in range(len(spine))]
-    siblings = rng.choice(keep, _SIBLINGS, replace=False).tolist()
-    parents += [caught_up + depth for depth in range(_SIBLINGS)]
-    return RowTree(tuple(parents)), [int(token) for token in (*spine, *siblings)]
+    parents += [one.caught_up + depth for depth in range(_SIBLINGS)]
+    tokens = [*spine, *rng.choice(keep, _SIBLINGS).tolist()]
+    return RowTree(tuple(parents[:rows])), tokens[:rows]
 
 
 def save_samples(samples: SlmSamples, path: Path) -> None:

@@ -21,6 +21,8 @@ from export.sources import SYNTHETIC, given_ranges, load_tokenizer, read_vocabul
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from transformers import Gemma4ForCausalLM
+
     from calibration.ranges import Ranges
     from export.checkpoint.slm import SlmCheckpoint
     from export.slm.options import SlmExportOptions
@@ -59,7 +61,7 @@ class HeldOut:
 class Texts:
     """Token sequences to calibrate on and to count, rounds for checks, ready-made ranges if given.
 
-    `why_synthetic` tells why the tokens are random, where they are.
+    `why_synthetic` tells why the tokens are random, `why_no_answers` why a verifier that was named did not answer.
     """
 
     calibration: list[list[int]]
@@ -67,6 +69,7 @@ class Texts:
     ranges: Ranges | None
     source: str
     why_synthetic: str | None
+    why_no_answers: str | None = None
 
 
 def open_slm_sources(options: SlmExportOptions) -> SlmSources:
@@ -87,14 +90,15 @@ def gather_texts(sources: SlmSources, options: SlmExportOptions, progress: Calla
     if options.calibration == SYNTHETIC or sources.vocabulary.tokenizer is None:
         return _synthetic(sources, options, ranges)
     prompts = options.default_prompts if ranges or options.calibration is None else Path(options.calibration)
-    seen = _run_prompts(sources, prompts, progress, None)
-    unseen = _run_prompts(sources, options.held_out_prompts, progress, _CHECKED_TEXTS)
+    verifier, why_no_answers = _open_verifier(sources)
+    seen = _run_prompts(sources, verifier, prompts, progress, None)
+    unseen = _run_prompts(sources, verifier, options.held_out_prompts, progress, _CHECKED_TEXTS)
     held_out = [_held_out(text, start, index, options.window) for index, (text, start) in enumerate(unseen)]
     checked = [one for one in held_out if one is not None]
     if not checked:
         raise CalibrationError(f"{options.held_out_prompts}: no prompt has the {ROUND_TOKENS + 1} tokens of a check")
     source = ranges.source if ranges else f"prompts:{sha256_file(prompts)}"
-    return Texts([text for text, _ in seen], checked, ranges, source, None)
+    return Texts([text for text, _ in seen], checked, ranges, source, None, why_no_answers)
 
 
 def _synthetic(sources: SlmSources, options: SlmExportOptions, ranges: Ranges | None) -> Texts:
@@ -115,19 +119,32 @@ def _synthetic(sources: SlmSources, options: SlmExportOptions, ranges: Ranges | 
     return Texts([first], [HeldOut(second, length - 5, 0)], ranges, source, reason)
 
 
+def _open_verifier(sources: SlmSources) -> tuple[Gemma4ForCausalLM | None, str | None]:
+    """The verifier, or why the one that was named cannot run here."""
+    if sources.verifier_source is None:
+        return None, None
+    reason = why_not_runnable(sources.verifier_source.folder)
+    if reason is not None:
+        return None, reason
+    verifier = load_verifier(sources.verifier_source.folder)
+    _require_vocabulary(verifier.config.vocab_size, sources)
+    return verifier, None
+
+
 def _run_prompts(
-    sources: SlmSources, path: Path, progress: Callable[[str], None], limit: int | None
+    sources: SlmSources,
+    verifier: Gemma4ForCausalLM | None,
+    path: Path,
+    progress: Callable[[str], None],
+    limit: int | None,
 ) -> list[tuple[list[int], int]]:
     """Texts and where their answers begin."""
-    tokenizer, verifier = sources.vocabulary.tokenizer, None
+    tokenizer = sources.vocabulary.tokenizer
     assert tokenizer is not None
     prompts = read_prompts(path)
     if limit is not None:
         prompts = prompts[:: max(1, len(prompts) // limit)][:limit]
     encoded = [encode_prompt(tokenizer, prompt) for prompt in prompts]
-    if sources.verifier_source is not None and why_not_runnable(sources.verifier_source.folder) is None:
-        verifier = load_verifier(sources.verifier_source.folder)
-        _require_vocabulary(verifier.config.vocab_size, sources)
     progress(f"{len(encoded)} prompts {'and the verifier’s answers' if verifier is not None else 'without answers'}")
     if verifier is None:
         return [(ids, len(ids)) for ids in encoded]

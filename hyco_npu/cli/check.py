@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from export.mtp.check import CheckResult
+    from export.parity import CheckResult
 
 
 app = typer.Typer()
@@ -25,18 +25,20 @@ app = typer.Typer()
 def check(
     bundle: Annotated[Path, typer.Argument(help="Folder of a bundle.")],
     samples: Annotated[
-        int | None, typer.Option(min=1, help="Held-out steps to run, spread evenly.", show_default="all")
+        int | None, typer.Option(min=1, help="Held-out steps or passes to run, spread evenly.", show_default="all")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Verify a bundle's hashes and its parity: fp32, fake-quantised, QDQ on the CPU, HTP simulator."""
+    """Verify a bundle's hashes and its parity: transformers, fp32, QDQ on the CPU, HTP simulator."""
     from export.bundle import open_bundle
     from export.mtp.check import check_bundle
+    from export.slm.check import check_slm_bundle
     from hyco_npu.cli.progress import progress_lines
 
     opened = open_bundle(bundle)
+    check_kind = check_slm_bundle if opened.manifest.kind == "slm" else check_bundle
     with progress_lines(stderr_console()) as progress:
-        result = check_bundle(opened, samples, progress)
+        result = check_kind(opened, samples, progress)
     emit(check_json(result), as_json, lambda console: render_check(console, result))
     if not result.ok:
         raise typer.Exit(1)
@@ -68,7 +70,7 @@ def stage_table(result: CheckResult) -> Table:
     """One row a stage."""
     from rich.table import Table
 
-    table = Table("Stage", "Against", "Steps", "Cosine", "Worst step", "SQNR, dB", "Top-1", title="Parity")
+    table = Table("Stage", "Against", "Rows", "Cosine", "Worst row", "SQNR, dB", "Top-1", title="Parity")
     for stage in result.stages:
         table.add_row(
             stage.name,
@@ -77,6 +79,6 @@ def stage_table(result: CheckResult) -> Table:
             f"{stage.cosine:.6f}",
             f"{stage.lowest_cosine:.6f}",
             f"{stage.sqnr_db:.1f}",
-            f"{stage.top1_agreement:.1%}",
+            "-" if stage.top1_agreement is None else f"{stage.top1_agreement:.1%}",
         )
     return table

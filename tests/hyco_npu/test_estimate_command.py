@@ -94,8 +94,8 @@ def test_the_table_labels_its_figures(mtp: Path, tmp_path: Path) -> None:
 def test_an_unreliable_estimate_says_so(mtp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
-    def without_cost(qdq: Path, scratch: Path) -> object:
-        made = recorded_compile(qdq, scratch)
+    def without_cost(qdq: Path, scratch: Path, *, two_bit: bool) -> object:
+        made = recorded_compile(qdq, scratch, two_bit=two_bit)
         return replace(made, profile=replace(made.profile, missing_costs=7))
 
     monkeypatch.setattr("export.estimate.estimate.compile_for_proxy", without_cost)

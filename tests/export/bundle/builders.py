@@ -21,6 +21,7 @@ from export.bundle import (
     TargetStatus,
     TensorInfo,
 )
+from export.bundle.manifest import SlmInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,6 +92,33 @@ def example_manifest(**changes: Any) -> Manifest:
         ),
     }
     return Manifest(**{**fields, **changes})
+
+
+def slm_info(**changes: Any) -> SlmInfo:
+    """What an SLM's manifest has beside, for graphs "draft" and "prefill"."""
+    fields: dict[str, Any] = {
+        "draft_graph": "draft",
+        "prefill_graph": "prefill",
+        "two_bit": "int4",
+        "head_bits": 4,
+        "activation_clip": True,
+        "weight_bytes_by_kind": {"attention": 2, "mlp": 4},
+    }
+    return SlmInfo(**{**fields, **changes})
+
+
+def example_slm(**changes: Any) -> Manifest:
+    """The manifest of an SLM of mixed bits: the example's graph twice, a table of per-layer embeddings."""
+    graph = example_manifest().graphs[0]
+    fields: dict[str, Any] = {
+        "kind": "slm",
+        "bits": None,
+        "position_rule": "p",
+        "graphs": tuple(graph.model_copy(update={"name": name}) for name in ("draft", "prefill")),
+        "per_layer_table": TableInfo(file="tables/per_layer.safetensors", rows=4, width=6, bits=4, size_bytes=12),
+        "slm": slm_info(),
+    }
+    return example_manifest(**{**fields, **changes})
 
 
 def fill(writer: BundleWriter) -> None:

@@ -8,7 +8,7 @@ import yaml
 
 from export.bundle import GraphInfo, metadata_yaml
 
-from .builders import example_manifest, write_example
+from .builders import example_manifest, example_slm, write_example
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,6 +72,40 @@ def test_two_bit_weights_and_float_boundary() -> None:
     value = yaml.safe_load(metadata_yaml(example_manifest(graphs=(plain,), bits=2)))
     assert value["precision"] == "mixed"
     assert value["model_files"]["step_ctx.onnx"]["inputs"]["x"] == {"shape": [1, 3], "dtype": "float32"}
+
+
+def test_an_slm_of_two_graphs() -> None:
+    """One binary and one file of weights for both; two tables; weights of mixed bits."""
+    files = {
+        name: {
+            "qdq": f"{name}.qdq.onnx",
+            "weights": "slm.weights",
+            "context": f"{name}.onnx",
+            "binary": "slm.bin",
+            "simulator_context": f"simulator/{name}.onnx",
+            "simulator_binary": f"simulator/{name}.bin",
+        }
+        for name in ("draft", "prefill")
+    }
+    [graph] = example_manifest().graphs
+    graphs = tuple(graph.model_copy(update={"name": name, "files": files[name]}) for name in files)
+    value = yaml.safe_load(metadata_yaml(example_slm(graphs=graphs)))
+    assert value["precision"] == "mixed"
+    assert value["model_files"].keys() == {"draft.onnx", "prefill.onnx"}
+    assert value["supplementary_files"] == {
+        "draft.qdq.onnx": "Quantised graph for the CPU, QDQ form",
+        "keep_set.json": "Token ids of the 4 output columns",
+        "manifest.json": "Full description of the bundle, with hashes",
+        "prefill.qdq.onnx": "Quantised graph for the CPU, QDQ form",
+        "simulator/draft.bin": "Context binary of the graph compiled alone, for the x86 simulator",
+        "simulator/draft.onnx": "The graph compiled alone, for the x86 simulator",
+        "simulator/prefill.bin": "Context binary of the graph compiled alone, for the x86 simulator",
+        "simulator/prefill.onnx": "The graph compiled alone, for the x86 simulator",
+        "slm.bin": "Compiled Hexagon context binary",
+        "slm.weights": "Weights of the quantised graphs",
+        "tables/embedding.safetensors": "Embedding table, 4 rows of 8 bits",
+        "tables/per_layer.safetensors": "Per-layer embedding table, 4 rows of 4 bits",
+    }
 
 
 def test_names_that_yaml_could_misread() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,9 +23,12 @@ from export.bundle import (
     TargetStatus,
     TensorInfo,
 )
-from export.bundle.manifest import check_relative_path
+from export.bundle.manifest import SlmInfo, check_relative_path
 
-from .builders import SHA_A, example_manifest
+from .builders import SHA_A, example_manifest, example_slm, slm_info
+
+SCHEMA_1 = Path(__file__).parent / "data" / "schema_1.json"
+"""Written by the release whose schema version was 1, of this folder's example bundle."""
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 names = st.from_regex(r"\A[a-z0-9 _-]{1,8}(/[a-z0-9 _-]{1,8}){0,2}\Z")
@@ -86,9 +90,28 @@ def unique(items: st.SearchStrategy[Any], key: str, max_size: int = 2) -> st.Sea
     return st.lists(items, max_size=max_size, unique_by=lambda item: getattr(item, key)).map(tuple)
 
 
-manifests = st.builds(
+tables = st.builds(TableInfo, file=names, rows=counts, width=counts, bits=counts, size_bytes=counts)
+
+
+def slm_of(manifest: Manifest) -> st.SearchStrategy[Manifest]:
+    """The same as an SLM's, over its own graphs."""
+    graph_names = st.sampled_from([graph.name for graph in manifest.graphs])
+    slm = st.builds(
+        SlmInfo,
+        draft_graph=graph_names,
+        prefill_graph=graph_names,
+        two_bit=st.sampled_from(["int4", "native", "nbits"]),
+        head_bits=st.sampled_from([2, 4, 8]),
+        activation_clip=st.booleans(),
+        weight_bytes_by_kind=st.dictionaries(texts, counts, max_size=3),
+    )
+    more = {"slm": slm, "per_layer_table": st.none() | tables, "bits": st.sampled_from([None, 2, 4, 8])}
+    return st.fixed_dictionaries(more).map(lambda fields: Manifest(**{**dict(manifest), "kind": "slm", **fields}))
+
+
+heads = st.builds(
     Manifest,
-    kind=st.sampled_from(["mtp", "slm"]),
+    kind=st.just("mtp"),
     created_utc=st.datetimes(min_value=datetime(1970, 1, 1), timezones=st.just(UTC)),
     tool_versions=st.dictionaries(texts, texts, max_size=3),
     source=sources,
@@ -100,14 +123,15 @@ manifests = st.builds(
     calibration=st.builds(CalibrationInfo, source=texts, sha256=hashes),
     seed=counts,
     graphs=unique(graphs, "name"),
-    table=st.none() | st.builds(TableInfo, file=names, rows=counts, width=counts, bits=counts, size_bytes=counts),
+    table=st.none() | tables,
     parity=st.dictionaries(texts, finite, max_size=3),
     targets=unique(targets, "target"),
     files=unique(files, "path", 3),
 )
+manifests = heads.flatmap(lambda head: st.just(head) | slm_of(head) if head.graphs else st.just(head))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(manifests)
 def test_round_trip(manifest: Manifest) -> None:
     text = manifest.to_json()
@@ -118,7 +142,7 @@ def test_round_trip(manifest: Manifest) -> None:
 
 def test_json_is_plain_and_readable() -> None:
     value = json.loads(example_manifest().to_json())
-    assert value["schema_version"] == 1
+    assert value["schema_version"] == 2
     assert value["created_utc"] == "2026-05-04T03:02:01Z"
     assert value["source"]["config"] == {"layers": [1, 2], "width": 8}
     assert value["graphs"][0]["inputs"] == [
@@ -127,6 +151,43 @@ def test_json_is_plain_and_readable() -> None:
     assert value["graphs"][0]["outputs"][0]["scale"] == 1e-05
     assert value["targets"][0]["measured_on_device"] == "not measured"
     assert value["verifier"] is None
+    assert value["slm"] is None
+
+
+def test_an_slm_in_json() -> None:
+    value = json.loads(example_slm().to_json())
+    assert value["bits"] is None
+    assert value["slm"] == {
+        "draft_graph": "draft",
+        "prefill_graph": "prefill",
+        "two_bit": "int4",
+        "head_bits": 4,
+        "activation_clip": True,
+        "weight_bytes_by_kind": {"attention": 2, "mlp": 4},
+    }
+    assert value["per_layer_table"]["file"] == "tables/per_layer.safetensors"
+
+
+def test_a_manifest_of_schema_1_is_read() -> None:
+    """It says the same as the example of today, and lists the files of its bundle."""
+    manifest = Manifest.from_json(SCHEMA_1.read_text())
+    assert manifest.schema_version == 1
+    assert manifest == example_manifest(schema_version=1, files=manifest.files)
+    assert [file.path for file in manifest.files][:3] == ["keep_set.json", "metadata.yaml", "step.bin"]
+
+
+def test_an_slm_of_schema_1_has_no_further_fields() -> None:
+    old = {**json.loads(SCHEMA_1.read_text()), "kind": "slm"}
+    assert Manifest.from_json(json.dumps(old)).slm is None
+
+
+@pytest.mark.parametrize("field", ["bits", "slm", "per_layer_table"])
+def test_schema_1_with_a_field_of_schema_2(field: str) -> None:
+    new = json.loads(example_slm().to_json())
+    old = {**new, "schema_version": 1, "bits": 4, "slm": None, "per_layer_table": None}
+    Manifest.from_json(json.dumps(old))
+    with pytest.raises(ValidationError, match="schema_version is 1, which knows neither mixed bits nor an SLM's"):
+        Manifest.from_json(json.dumps({**old, field: new[field]}))
 
 
 def test_json_order_does_not_depend_on_insertion_order() -> None:
@@ -144,6 +205,7 @@ def test_referenced_paths() -> None:
         "tables/embedding.safetensors",
     )
     assert "tables/embedding.safetensors" not in example_manifest(table=None).referenced_paths
+    assert {*example_slm().referenced_paths} == {*example_manifest().referenced_paths, "tables/per_layer.safetensors"}
 
 
 def test_is_frozen() -> None:
@@ -192,7 +254,9 @@ def test_relative_path_refused(path: str) -> None:
         ({"kind": "llm"}, "kind"),
         ({"window": 0}, "window"),
         ({"position_rule": "p+1"}, "position_rule"),
-        ({"schema_version": 2}, "schema_version"),
+        ({"schema_version": 3}, "schema_version"),
+        ({"kind": "slm"}, "kind is 'slm', but the field slm is absent"),
+        ({"slm": slm_info(draft_graph="step", prefill_graph="step")}, "kind is 'mtp', but the field slm is there"),
         ({"parity": {"sqnr_db": float("inf")}}, "parity"),
         ({"parity": {"cosine": float("nan")}}, "parity"),
         ({"created_utc": datetime(2026, 1, 1)}, "created_utc"),
@@ -206,6 +270,12 @@ def test_relative_path_refused(path: str) -> None:
 def test_manifest_refuses(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         example_manifest(**changes)
+
+
+@pytest.mark.parametrize("field", ["draft_graph", "prefill_graph"])
+def test_an_slm_names_its_own_graphs(field: str) -> None:
+    with pytest.raises(ValidationError, match=r"slm names the graph 'step', which is not among \['draft', 'prefill'\]"):
+        example_slm(slm=slm_info(**{field: "step"}))
 
 
 TARGET = {"target": "sm8850", "soc_model": 87, "htp_arch": "v81", "qnn_version": "2.51", "simulated": False}
@@ -222,6 +292,9 @@ TARGET = {"target": "sm8850", "soc_model": 87, "htp_arch": "v81", "qnn_version":
         (FileInfo, {"path": "a", "size_bytes": 1, "sha256": "A" * 64}, "sha256"),
         (FileInfo, {"path": "a", "size_bytes": 1, "sha256": "a" * 64 + "\n"}, "sha256"),
         (FileInfo, {"path": "a", "size_bytes": -1, "sha256": SHA_A}, "size_bytes"),
+        (SlmInfo, {**dict(slm_info()), "two_bit": "int2"}, "two_bit"),
+        (SlmInfo, {**dict(slm_info()), "head_bits": 16}, "head_bits"),
+        (SlmInfo, {**dict(slm_info()), "weight_bytes_by_kind": {"mlp": -1}}, "weight_bytes_by_kind"),
         (TargetStatus, {**TARGET, "compiled": True, "htp_arch": "81"}, "htp_arch"),
         (TargetStatus, {**TARGET, "compiled": True, "qnn_version": None}, "qnn_version is missing"),
         (TargetStatus, {**TARGET, "compiled": False, "simulated": True}, "simulated, but not compiled"),

@@ -99,8 +99,8 @@ def test_bad_schema_version(bundle: Bundle, version: object) -> None:
 
 
 def test_newer_schema_version(bundle: Bundle) -> None:
-    edit(bundle, schema_version=2, field_of_the_future=1)
-    with pytest.raises(BundleError, match="schema_version 2; this release reads up to 1: install a newer"):
+    edit(bundle, schema_version=3, field_of_the_future=1)
+    with pytest.raises(BundleError, match="schema_version 3; this release reads up to 2: install a newer"):
         open_bundle(bundle.folder)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from export.bundle import BundleWriter, open_bundle, require_intact
+from export.bundle import SCHEMA_VERSION, BundleWriter, open_bundle, require_intact
 from export.errors import BundleError
 from export.hashing import sha256_file
 from quant.errors import UsageError
@@ -174,7 +174,7 @@ def test_force_replaces_a_bundle_of_another_schema(tmp_path: Path) -> None:
     path = write_example(tmp_path / "bundle").folder / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 99, "news": 1}))
     write_example(tmp_path / "bundle", force=True)
-    assert open_bundle(tmp_path / "bundle").manifest.schema_version == 1
+    assert open_bundle(tmp_path / "bundle").manifest.schema_version == SCHEMA_VERSION
 
 
 def test_failed_export_with_force_keeps_the_old_bundle(tmp_path: Path) -> None:

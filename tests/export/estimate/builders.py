@@ -13,7 +13,7 @@ from export.bundle import Bundle, BundleWriter, GraphInfo, TensorInfo
 from export.estimate.profile import read_profile
 from export.estimate.proxy import ProxyCompile
 
-from ..bundle.builders import example_manifest
+from ..bundle.builders import example_manifest, slm_info
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,11 +72,13 @@ def graph_info(name: str, rows: int, **changes: object) -> GraphInfo:
 def write_bundle(out: Path, kind: str, rows: Mapping[str, int]) -> Bundle:
     """A bundle of `kind` with a graph of so many rows for each name in `rows`."""
     graphs = tuple(graph_info(name, count) for name, count in rows.items())
+    narrowest, *_, widest = sorted([*rows, *rows], key=rows.__getitem__)
+    slm = slm_info(draft_graph=narrowest, prefill_graph=widest) if kind == "slm" else None
     with BundleWriter(out) as writer:
         for name, count in rows.items():
             save_qdq(writer.path(f"graphs/{name}.qdq.onnx"), count)
         writer.path("keep_set.json").write_text('{"token_ids": [1, 5, 9, 106]}')
-        return writer.finish(plain_manifest(kind=kind, graphs=graphs))
+        return writer.finish(plain_manifest(kind=kind, graphs=graphs, slm=slm))
 
 
 def plain_manifest(**changes: object) -> Manifest:
@@ -84,8 +86,8 @@ def plain_manifest(**changes: object) -> Manifest:
     return example_manifest(**{"table": None, "targets": (), **changes})
 
 
-def recorded_compile(qdq: Path, scratch: Path) -> ProxyCompile:
-    """Stands for the compiler: the recorded profile, whatever the graph."""
+def recorded_compile(qdq: Path, scratch: Path, *, two_bit: bool) -> ProxyCompile:
+    """Stands for the compiler: the recorded profile, whatever the graph and the form of its weights."""
     assert qdq.is_file()
     assert list(scratch.iterdir()) == []
     return ProxyCompile(read_profile(REAL_CSV), 123_248_640, QNN_VERSION)

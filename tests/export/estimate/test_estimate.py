@@ -57,11 +57,33 @@ def test_both_bundles_make_a_round(mtp: Bundle, slm: Bundle) -> None:
     assert len(said) == 3
 
 
+@pytest.mark.usefixtures("recorded")
+@pytest.mark.parametrize(("form", "wanted"), [("int4", False), ("nbits", False), ("native", True)])
+def test_the_proxy_is_compiled_as_the_bundle_was(
+    mtp: Bundle, slm: Bundle, monkeypatch: pytest.MonkeyPatch, form: str, wanted: bool
+) -> None:
+    asked = {}
+
+    def compile_it(qdq: Path, scratch: Path, *, two_bit: bool) -> object:
+        asked[qdq.name] = two_bit
+        return recorded_compile(qdq, scratch, two_bit=two_bit)
+
+    monkeypatch.setattr(estimate_module, "compile_for_proxy", compile_it)
+    assert slm.manifest.slm is not None
+    stored = slm.manifest.slm.model_copy(update={"two_bit": form})
+    estimate(mtp, Bundle(slm.folder, slm.manifest.model_copy(update={"slm": stored})))
+    assert asked == {
+        "mtp_step.qdq.onnx": False,
+        "slm_draft.qdq.onnx": wanted,
+        "slm_prefill.qdq.onnx": wanted,
+    }
+
+
 def test_one_missing_cost_makes_it_unreliable(mtp: Bundle, recorded: None, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
-    def without_cost(qdq: Path, scratch: Path) -> object:
-        made = recorded_compile(qdq, scratch)
+    def without_cost(qdq: Path, scratch: Path, *, two_bit: bool) -> object:
+        made = recorded_compile(qdq, scratch, two_bit=two_bit)
         return replace(made, profile=replace(made.profile, missing_costs=1))
 
     assert not estimate(mtp).unreliable

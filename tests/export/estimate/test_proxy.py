@@ -21,8 +21,10 @@ def fake_compiler(monkeypatch: pytest.MonkeyPatch, version: str) -> dict[str, An
     """Replace the compiler; what it was asked for comes back."""
     asked: dict[str, Any] = {}
 
-    def compile_graph(qdq: Path, context: Path, target: Any, options: dict[str, str]) -> CompiledGraph:
-        asked.update(qdq=qdq, target=target, options=options)
+    def compile_graph(
+        qdq: Path, context: Path, target: Any, options: dict[str, str], *, two_bit: bool
+    ) -> CompiledGraph:
+        asked.update(qdq=qdq, target=target, options=options, two_bit=two_bit)
         (context.parent / "profile.csv").write_text(REAL_CSV.read_text())
         binary = context.with_suffix(".bin")
         binary.write_bytes(b"12345")
@@ -35,6 +37,7 @@ def fake_compiler(monkeypatch: pytest.MonkeyPatch, version: str) -> dict[str, An
 def test_what_the_compiler_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = fake_compiler(monkeypatch, QNN_VERSION)
     made = compile_for_proxy(tmp_path / "a.onnx", tmp_path)
+    assert not asked["two_bit"]
     assert (asked["target"].soc_model, asked["target"].htp_arch) == (72, 81)
     csv = str(tmp_path / "profile.csv")
     assert asked["options"] == {"vtcm_mb": "8", "profiling_level": "detailed", "profiling_file_path": csv}
@@ -43,7 +46,9 @@ def test_what_the_compiler_is_asked_for(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_options_of_an_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = fake_compiler(monkeypatch, QNN_VERSION)
-    compile_for_proxy(tmp_path / "a.onnx", tmp_path, {"vtcm_mb": "4", "htp_graph_finalization_optimization_mode": "3"})
+    options = {"vtcm_mb": "4", "htp_graph_finalization_optimization_mode": "3"}
+    compile_for_proxy(tmp_path / "a.onnx", tmp_path, options, two_bit=True)
+    assert asked["two_bit"]
     assert asked["options"]["vtcm_mb"] == "4"
     assert asked["options"]["htp_graph_finalization_optimization_mode"] == "3"
     assert asked["options"]["profiling_level"] == "detailed"

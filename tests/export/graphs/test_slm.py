@@ -154,9 +154,11 @@ def test_boundary_of_e2b(tmp_path: Path) -> None:
     inputs = SlmInputs(config, 32, 1024).shapes()
     assert len(inputs) == 2 + 2 * 3 + 2 * 15
     assert inputs["per_layer"] == (1, 1, 32, 35 * 256)
-    assert inputs["mask_sliding"] == inputs["mask_full"] == (1, 1, 32, 1056)
+    assert inputs["mask_full"] == (1, 1, 32, 1056)
     assert inputs["past_keys_14"] == (1, 1, 512, 1024)
-    assert inputs["past_values_13"] == (1, 1, 1024, 256)
+    # A sliding layer sees 511 earlier tokens: 512 slots, and one more a row for drafted rows that were stored.
+    assert inputs["mask_sliding"] == (1, 1, 32, 512 + 32 + 32)
+    assert inputs["past_values_13"] == (1, 1, 544, 256)
     assert SlmInputs(config, 32, 1024).output_shapes()["new_keys_4"] == (1, 1, 512, 32)
     assert per_layer_factor(config) == pytest.approx(16 / 2**0.5)
 

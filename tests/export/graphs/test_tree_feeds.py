@@ -22,6 +22,8 @@ from ..tiny_slm import SLIDING_WINDOW, VOCAB_SIZE, Session, TinySlm, new_rows, t
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from export.engines.graph_io import Feed
+
 TOLERANCE = 1e-4
 # Chain of four with siblings at depths 1 and 2, as a drafting round has it, and a second root beside it.
 ROUND = RowTree((None, 0, 1, 2, 3, 0, 1, None))
@@ -80,19 +82,42 @@ def test_masks_equal_brute_force(tiny: TinySlm, data: st.DataObject) -> None:
     window, rows = data.draw(st.sampled_from([5, 8, 20])), data.draw(st.integers(1, 12))
     tree = random_tree(data.draw(st.integers(1, rows)), data.draw(st.integers(0, 999)))
     tokens = data.draw(st.integers(0, 25))
-    cache = filled(tiny, tokens, window)
-    masks = TreeFeedBuilder(tiny.config, rows, window).masks(tree, cache.view())
+    feed = feed_of(tiny, tree, rows, filled(tiny, tokens, window))
     first = max(0, tokens - window)
-    for kind, reach in (("full", window), ("sliding", min(window, SLIDING_WINDOW - 1))):
-        assert set(np.unique(masks[kind]).tolist()) <= {0.0, MASKED}
+    for kind, owner, reach in (("full", 2, window), ("sliding", 0, min(window, SLIDING_WINDOW - 1))):
+        mask, positions = feed[f"mask_{kind}"], feed[f"past_keys_{owner}"][0, 0, 0]
+        slots = len(positions)
+        assert slots == (window if kind == "full" else min(window, SLIDING_WINDOW + rows))
+        assert set(np.unique(mask).tolist()) <= {0.0, MASKED}
         for row in range(tree.run):
             path = path_of(tree, row)
             position = tokens + len(path) - 1
-            slots = {p - first for p in range(first, tokens) if position - p <= reach}
-            expected = slots | {window + r for depth, r in enumerate(path) if len(path) - 1 - depth <= reach}
-            assert seen(masks[kind], row) == expected
+            visible = seen(mask, row)
+            # Slots are told apart by what lies in them: the position of their token.
+            past = [int(positions[slot]) for slot in visible if slot < slots]
+            assert sorted(past) == [p for p in range(first, tokens) if position - p <= reach]
+            wanted = {r for depth, r in enumerate(path) if len(path) - 1 - depth <= reach}
+            assert {slot - slots for slot in visible if slot >= slots} == wanted
         for row in range(tree.run, rows):
-            assert seen(masks[kind], row) == {window + row}
+            assert seen(mask, row) == {slots + row}
+
+
+def test_stored_drafts_beyond_what_sliding_layers_are_given_are_refused(tiny: TinySlm) -> None:
+    """2 rows leave a sliding layer of 8 tokens 10 slots; 3 stored rows still fit beside the 7 it sees, 4 do not."""
+    cache = filled(tiny, 20, 32)
+    for stored in range(1, 5):
+        append(cache, [20])
+        tree = RowTree((None,) * (stored + 1), stored=stored)
+        if stored < 4:
+            assert feed_of(tiny, tree, 2, cache)["past_keys_0"].shape[-1] == 10
+        else:
+            with pytest.raises(ExportError, match="4 drafted rows"):
+                feed_of(tiny, tree, 2, cache)
+
+
+def feed_of(tiny: TinySlm, tree: RowTree, rows: int, cache: KvWindow) -> Feed:
+    inputs = token_inputs(tiny, [5] * tree.run)
+    return TreeFeedBuilder(tiny.config, rows, cache.window).feed(tree, *inputs, cache.view())
 
 
 @pytest.mark.parametrize("position", range(6, 19))
@@ -102,11 +127,11 @@ def test_visible_positions_of_single_tokens(tiny: TinySlm, position: int) -> Non
     feed = TreeFeedBuilder(tiny.config, 1, 16).feed(RowTree.chain(1), *token_inputs(tiny, [5]), cache.view())
     for kind, owner, reach in (("sliding", 0, 7), ("full", 2, 16)):
         visible = feed[f"mask_{kind}"][0, 0, 0] == 0.0
-        slots = feed[f"past_keys_{owner}"][0, 0, 0][visible[:16]]
+        keys, values = feed[f"past_keys_{owner}"][0, 0, 0], feed[f"past_values_{owner}"][0, 0, :, 0]
+        slots = keys[visible[: len(keys)]]
         assert slots.tolist() == list(range(max(0, position - reach), position))
-        values = feed[f"past_values_{owner}"][0, 0, :, 0][visible[:16]]
-        assert values.tolist() == slots.tolist()
-        assert visible[16]
+        assert values[visible[: len(keys)]].tolist() == slots.tolist()
+        assert visible[len(keys)]
     assert cache.next_position == position
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,6 +15,9 @@ from export.passes import run_passes
 from export.passes.chunk_head import MAX_COLUMNS, ChunkHead, chunk_bounds
 
 from .builders import graph_of, linear_graph, nodes_of, random, run_ort, run_reference
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 
 @given(st.integers(1, 300_000), st.integers(1, 1024).map(lambda n: 32 * n))
@@ -61,6 +66,39 @@ def test_other_outputs_keep_their_place() -> None:
     model = graph_of(nodes, {"x": [1, 8]}, outputs, {"v": random(8, 4), "w": random(8, 70)})
     run_passes(model, [ChunkHead(max_columns=64)])
     assert [value.name for value in model.graph.outputs] == ["next_hidden", "logits_0", "logits_1", "last"]
+
+
+def clipped_head(weight: np.ndarray, source: str = "x") -> ir.Model:
+    """logits = clip(`source` W)."""
+    nodes = [
+        helper.make_node("Tanh", ["x"], ["bent"]),
+        helper.make_node("MatMul", [source, "w"], ["product"], name="head"),
+        helper.make_node("Clip", ["product", "low", "high"], ["logits"], name="bound"),
+    ]
+    constants = {"w": weight, "low": np.float32(-0.75), "high": np.float32(0.5)}
+    return graph_of(nodes, {"x": [1, 1, 2, 8]}, {"logits": [1, 1, 2, weight.shape[1]]}, constants)
+
+
+def test_every_chunk_is_clipped_as_the_whole() -> None:
+    weight, feed = random(8, 100), {"x": random(1, 1, 2, 8, seed=1)}
+    whole = run_reference(clipped_head(weight), feed)["logits"]
+    np.testing.assert_allclose(whole, np.clip(feed["x"] @ weight, -0.75, 0.5), atol=1e-5)
+    model = run_passes(clipped_head(weight), [ChunkHead(max_columns=64)])
+    assert [value.name for value in model.graph.outputs] == ["logits_0", "logits_1"]
+    assert [list(value.shape or ()) for value in model.graph.outputs] == [[1, 1, 2, 64], [1, 1, 2, 36]]
+    assert [node.outputs[0].name for node in nodes_of(model, "MatMul")] == ["product.0", "product.1"]
+    assert len(nodes_of(model, "Clip")) == 2
+    for run in (run_reference, run_ort):
+        result = run(model, feed)
+        np.testing.assert_allclose(np.concatenate([result["logits_0"], result["logits_1"]], -1), whole, atol=1e-5)
+
+
+def test_a_clip_behind_something_else() -> None:
+    model = clipped_head(random(8, 100))
+    bound, bent = nodes_of(model, "Clip")[0], nodes_of(model, "Tanh")[0].outputs[0]
+    bound.replace_input_with(0, bent)
+    with pytest.raises(PassError, match="'logits' is not produced by a MatMul with a constant matrix"):
+        run_passes(model, [ChunkHead()])
 
 
 def test_needs_the_output_layer() -> None:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 from onnx import helper
 
 from export.errors import PassError
-from export.passes.common import add_initializer, drop_unused_initializers, name_of, static_shape, weight_matmuls
+from export.passes.common import (
+    add_initializer,
+    constant_shape,
+    drop_unused_initializers,
+    float_values,
+    matmul_producing,
+    name_of,
+    static_shape,
+    weight_matmuls,
+)
 
 from .builders import graph_of, linear_graph, random
 
@@ -36,6 +46,43 @@ def test_static_shape_refuses_unknown_sizes() -> None:
     for shape in (None, ir.Shape([1, "n"])):
         with pytest.raises(PassError, match="value 'v' has no fixed shape"):
             static_shape(ir.Value(name="v", shape=shape))
+
+
+def test_float_values_are_activations() -> None:
+    """Dequantised activations count, a dequantised weight does not, nor does anything of integers."""
+    nodes = [
+        helper.make_node("DequantizeLinear", ["codes", "scale"], ["w"], axis=1),
+        helper.make_node("MatMul", ["x", "w"], ["product"]),
+        helper.make_node("QuantizeLinear", ["product", "one", "zero"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "one", "zero"], ["restored"]),
+        helper.make_node("Tanh", ["restored"], ["y"]),
+    ]
+    constants = {
+        "codes": np.zeros((4, 3), np.int8),
+        "scale": np.ones(3, np.float32),
+        "one": np.float32(1),
+        "zero": np.uint16(0),
+    }
+    model = graph_of(nodes, {"x": [2, 4]}, {"y": [2, 3]}, constants)
+    assert [name_of(value) for value in float_values(model.graph)] == ["x", "product", "restored", "y"]
+
+
+def test_the_shape_of_a_constant_is_known_without_its_numbers() -> None:
+    def refuse() -> ir.TensorProtocol:
+        raise AssertionError("the numbers were read")
+
+    lazy = ir.LazyTensor(refuse, dtype=ir.DataType.FLOAT, shape=ir.Shape((5, 7)), name="w")
+    assert constant_shape(ir.Value(name="w", const_value=lazy)) == (5, 7)
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+def test_the_product_behind_an_output(clipped: bool) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["p" if clipped else "y"], name="product")]
+    if clipped:
+        nodes.append(helper.make_node("Clip", ["p", "low", "high"], ["y"]))
+    bounds = {"low": np.float32(-1), "high": np.float32(1)}
+    model = graph_of(nodes, {"x": [2, 4]}, {"y": [2, 3]}, {"w": random(4, 3), **bounds})
+    assert matmul_producing(model.graph, "y").name == "product"
 
 
 def test_unnamed_value() -> None:

@@ -13,6 +13,7 @@ from export.passes import run_passes
 from export.passes.common import name_of
 from export.passes.quantize_activations import QuantizeActivations
 from export.passes.quantize_boundary import QuantizeBoundary
+from export.passes.store_codes import CodedWeight, StoreCodes
 from export.passes.tie_ranges import TieRanges
 from quant.affine import AffineParams, choose_asymmetric, choose_symmetric
 from quant.dtypes import INT8, INT16, UINT8, UINT16, IntegerType
@@ -96,6 +97,25 @@ def test_a_reshape_shares_its_inputs_parameters() -> None:
     by_name = {node.name: node for node in nodes_of(model, "QuantizeLinear")}
     assert by_name["flat.q"].inputs[1] is by_name["scores.q"].inputs[1]
     assert by_name["flat.q"].inputs[2] is by_name["scores.q"].inputs[2]
+
+
+def test_two_bit_products_keep_their_codes_and_scales() -> None:
+    """Of what MatMulNBits reads, only the activation comes out of a pair."""
+    codes = np.random.default_rng(0).integers(-2, 2, (3, 16)).astype(np.int8)
+    scale = np.array([0.5, 1.0, 2.0], np.float32)
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], name="linear")
+    model = graph_of([node], {"x": [1, 1, 2, 16]}, {"y": [1, 1, 2, 3]}, {"w": random(16, 3)})
+    coded = CodedWeight((3, 16), 2, "nbits", lambda: (torch.from_numpy(codes), torch.from_numpy(scale)))
+    run_passes(model, [StoreCodes({"w": coded}), TieRanges()])
+    zero, x_scale = torch.tensor(32768, dtype=torch.int32), 0.25
+    owners = {"x": x_scale, "y.product": 2**-9}
+    p = {name: AffineParams(torch.tensor(step), zero, UINT16) for name, step in owners.items()}
+    run_passes(model, [QuantizeActivations(p)])
+    (product,) = nodes_of(model, "MatMulNBits")
+    assert [name_of(value) for value in product.inputs if value] == ["y.flat.dq", "w.codes", "w.scale"]
+    x = np.round(random(1, 1, 2, 16, seed=1) / x_scale) * x_scale
+    wanted = x @ (codes * scale[:, None]).T
+    np.testing.assert_allclose(run_ort(model, {"x": x.astype(np.float32)})["y.dq"], wanted, atol=2**-9)
 
 
 def test_missing_range_names_the_owner() -> None:
