@@ -3,7 +3,9 @@
 HycoError
 `-- CalibrationError         ranges, a tokenizer without a chat template
     |-- KeepSetError         a keep set that does not fit its vocabulary, its hash or its required ids
-    `-- PromptFileError      a prompt file that cannot be read; names file and line
+    |-- PromptFileError      a prompt file that cannot be read; names file and line
+    |-- SplitError           splits that are incomplete or were changed since they were written
+    `-- ResponseFileError    a file of responses that cannot be used, or a half-written one of other settings
 """
 
 from __future__ import annotations
@@ -21,3 +23,11 @@ class KeepSetError(CalibrationError):
 
 class PromptFileError(CalibrationError):
     """A prompt file that is absent, empty or has a malformed line."""
+
+
+class SplitError(CalibrationError):
+    """Splits that cannot be made, are incomplete, or are not those that were written."""
+
+
+class ResponseFileError(CalibrationError):
+    """A file of responses that is absent, damaged or belongs to something else."""

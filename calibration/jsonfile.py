@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 
 def write_object(path: Path, fields: Mapping[str, Any]) -> None:
     """Write `fields` as one JSON object; `path` is replaced in one step and never half written."""
+    replace_file(path, (json.dumps(fields, allow_nan=False) + "\n").encode())
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write `data` to `path` in one step: whoever reads finds the old file or the whole new one."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(fields, allow_nan=False) + "\n", encoding="utf-8")
+    partial.write_bytes(data)
     os.replace(partial, path)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -86,21 +87,24 @@ class KeepSet:
 
     @staticmethod
     def load(
-        path: Path, vocab_size: int, required_ids: Iterable[int], *, expected_sha256: str | None = None
+        path: Path, vocab_size: int | None, required_ids: Iterable[int], *, expected_sha256: str | None = None
     ) -> KeepSet:
         """Read a set for a target of `vocab_size` tokens that must hold `required_ids`.
 
-        `expected_sha256` is what a bundle recorded for its graphs. Raises KeepSetError for an absent or malformed file,
-        unsorted, repeated or foreign ids, another vocabulary, a missing required id and a hash that does not match.
+        `vocab_size` None stands for what the file says; `expected_sha256` is what a bundle recorded for its graphs.
+        Raises KeepSetError for an absent or malformed file, unsorted, repeated or foreign ids, another vocabulary, a
+        missing required id and a hash that does not match.
         """
         fields = read_object(path, SCHEMA_VERSION, KeepSetError)
-        if fields.get("vocab_size") != vocab_size:
-            raise KeepSetError(f"{path} is for {fields.get('vocab_size')!r} tokens, the target has {vocab_size}")
+        recorded = fields.get("vocab_size")
+        if type(recorded) is not int or vocab_size not in (None, recorded):
+            target = "any target has a whole number" if vocab_size is None else f"the target has {vocab_size}"
+            raise KeepSetError(f"{path} is for {recorded!r} tokens, {target}")
         ids = fields.get("token_ids")
         if not isinstance(ids, list) or not all(type(token_id) is int and abs(token_id) < 2**63 for token_id in ids):
             raise KeepSetError(f"{path}: token_ids must be a list of whole numbers")
         try:
-            keep_set = KeepSet(np.array(ids, dtype=np.int64), vocab_size)
+            keep_set = KeepSet(np.array(ids, dtype=np.int64), recorded)
             keep_set.require(required_ids)
         except KeepSetError as error:
             raise KeepSetError(f"{path}: {error}") from error
@@ -112,31 +116,37 @@ class KeepSet:
 
 def count_tokens(token_lists: Iterable[Iterable[int]], vocab_size: int) -> npt.NDArray[np.int64]:
     """How often each id occurs, int64 [vocab_size]. Raises KeepSetError naming an id outside the vocabulary."""
-    counts = np.zeros(vocab_size, dtype=np.int64)
-    for tokens in token_lists:
-        ids = np.fromiter(tokens, dtype=np.int64)
-        outside = ids[(ids < 0) | (ids >= vocab_size)]
-        if outside.size:
-            raise KeepSetError(f"token id {outside[0]} is outside the vocabulary of {vocab_size}; wrong tokenizer?")
-        counts += np.bincount(ids, minlength=vocab_size)
-    return counts
+    ids = np.fromiter(chain.from_iterable(token_lists), dtype=np.int64)
+    outside = ids[(ids < 0) | (ids >= vocab_size)]
+    if outside.size:
+        raise KeepSetError(f"token id {outside[0]} is outside the vocabulary of {vocab_size}; wrong tokenizer?")
+    return np.bincount(ids, minlength=vocab_size)
+
+
+def ranked(counts: npt.NDArray[np.int64], always: Iterable[int], vocab_size: int) -> npt.NDArray[np.int64]:
+    """All ids in the order in which they are kept, int64 [vocab_size]: `always` by id, then by falling counts.
+
+    Ties go to the lower id. Raises KeepSetError for counts of another vocabulary and an `always` id outside it.
+    """
+    if counts.shape != (vocab_size,):
+        raise KeepSetError(f"counts have shape {counts.shape}, the vocabulary {vocab_size} tokens; count them again")
+    first = np.array(sorted(set(always)), dtype=np.int64)
+    outside = first[(first < 0) | (first >= vocab_size)]
+    if outside.size:
+        raise KeepSetError(f"token id {outside[0]}, which must be kept, is outside the vocabulary of {vocab_size}")
+    # a stable sort of the negated counts leaves equal counts in id order
+    order = np.argsort(-counts, kind="stable")
+    return np.concatenate([first, order[~np.isin(order, first)]])
 
 
 def most_frequent(counts: npt.NDArray[np.int64], size: int, always: Iterable[int], vocab_size: int) -> KeepSet:
     """The `size` most frequent tokens of `counts` [vocab_size], with all of `always` among them.
 
-    Ties go to the lower id. Raises KeepSetError for counts of another vocabulary, a size above it or below the number
-    of `always`, and an `always` id outside it.
+    Ties go to the lower id. Raises KeepSetError as `ranked` does, and for a size above the vocabulary or below the
+    number of `always`.
     """
-    if counts.shape != (vocab_size,):
-        raise KeepSetError(f"counts have shape {counts.shape}, the vocabulary {vocab_size} tokens; count them again")
-    kept = np.array(sorted(set(always)), dtype=np.int64)
-    outside = kept[(kept < 0) | (kept >= vocab_size)]
-    if outside.size:
-        raise KeepSetError(f"token id {outside[0]}, which must be kept, is outside the vocabulary of {vocab_size}")
-    if not max(kept.size, 1) <= size <= vocab_size:
-        raise KeepSetError(f"a keep set of {size} is not possible: {kept.size} must be kept, there are {vocab_size}")
-    # a stable sort of the negated counts leaves equal counts in id order
-    order = np.argsort(-counts, kind="stable")
-    others = order[~np.isin(order, kept)][: size - kept.size]
-    return KeepSet(np.sort(np.concatenate([kept, others])), vocab_size)
+    kept = set(always)
+    order = ranked(counts, kept, vocab_size)
+    if not max(len(kept), 1) <= size <= vocab_size:
+        raise KeepSetError(f"a keep set of {size} is not possible: {len(kept)} must be kept, there are {vocab_size}")
+    return KeepSet(np.sort(order[:size]), vocab_size)

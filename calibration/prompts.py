@@ -5,6 +5,7 @@ The form is read from each line's own keys, not from the file's name. Knows noth
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from calibration.errors import CalibrationError, PromptFileError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from transformers import PreTrainedTokenizerBase
@@ -27,15 +29,31 @@ class Prompt:
     category: str | None = None
 
 
+@dataclass(frozen=True)
+class PromptFile:
+    """The prompts of a file, with its name (no folder) and the SHA-256 of the bytes that they were read from."""
+
+    name: str
+    sha256: str
+    prompts: tuple[Prompt, ...]
+
+
 def read_prompts(path: Path) -> tuple[Prompt, ...]:
     """Read a prompt file: `.jsonl` holds a JSON object a line, anything else a prompt a line; blank lines are skipped.
 
-    JSON objects have `question` and `answer` (GSM8K) or `question_id`, `category` and `turns` (Spec-Bench). Prompts
-    without an id of their own are called "<file stem>:<line>". Raises PromptFileError naming file and line.
+    JSON objects have `question` and `answer` (GSM8K) or `question_id`, `category` and `turns` (Spec-Bench; `answer` is
+    read where it is there). Prompts without an id of their own are called "<file stem>:<line>". Raises PromptFileError
+    naming file and line.
     """
+    return read_prompt_file(path).prompts
+
+
+def read_prompt_file(path: Path) -> PromptFile:
+    """`read_prompts` with the file's name and hash."""
     try:
+        data = path.read_bytes()
         # not splitlines(): that also cuts at U+2028 and its kin, which JSON strings may hold
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        lines = data.decode("utf-8-sig").split("\n")
     except OSError as error:
         raise PromptFileError(f"{path} cannot be read: {error.strerror}; check the path") from error
     except UnicodeDecodeError as error:
@@ -54,7 +72,33 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
         prompts[prompt.id] = prompt
     if not prompts:
         raise PromptFileError(f"{path} holds no prompt; give at least one line")
-    return tuple(prompts.values())
+    return PromptFile(path.name, hashlib.sha256(data).hexdigest(), tuple(prompts.values()))
+
+
+def joined_prompts(files: Sequence[PromptFile]) -> list[Prompt]:
+    """All prompts of `files` in order. Raises PromptFileError where an id is in two of them."""
+    owner: dict[str, str] = {}
+    for file in files:
+        for prompt in file.prompts:
+            if prompt.id in owner:
+                raise PromptFileError(
+                    f"the id {prompt.id!r} is in {owner[prompt.id]} and in {file.name}; rename one of the files where "
+                    "ids are made of their names, change one of the ids, or give the files one at a time"
+                )
+            owner[prompt.id] = file.name
+    return [prompt for file in files for prompt in file.prompts]
+
+
+def prompt_line(prompt: Prompt) -> str:
+    """The prompt as a line of JSON that `read_prompts` reads back to the same prompt, with its line end."""
+    fields = {
+        "question_id": prompt.id,
+        "category": prompt.category,
+        "turns": list(prompt.turns),
+        "answer": prompt.answer,
+    }
+    present = {key: value for key, value in fields.items() if value is not None}
+    return json.dumps(present, ensure_ascii=False) + "\n"
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, *, chat: bool = True) -> list[int]:
@@ -102,7 +146,7 @@ def _spec_bench(record: dict[str, Any], default_id: str) -> Prompt:
     if isinstance(number, bool) or not isinstance(number, int | str):
         raise ValueError(f"`question_id` is {number!r}; a number or a text is needed")
     texts = tuple(_text(turn, "turns") for turn in turns)
-    return Prompt(str(number), texts, category=_optional_text(record, "category"))
+    return Prompt(str(number), texts, _optional_text(record, "answer"), _optional_text(record, "category"))
 
 
 def _optional_text(record: dict[str, Any], key: str) -> str | None:

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from hyco_npu import __version__
-from hyco_npu.cli import check, demo, estimate, export, family
+from hyco_npu.cli import calibrate, check, demo, estimate, export, export_slm, family, keepset, prompts, qat
 
 _PACKAGES = ("hyco_npu", "device_runner", "export", "calibration", "quant")
 
@@ -23,10 +23,15 @@ app = typer.Typer(
     epilog="Example: hyco-npu --version",
 )
 app.add_typer(family.app, name="family")
+export.app.add_typer(export_slm.app)
 app.add_typer(export.app, name="export")
+app.add_typer(prompts.app, name="prompts")
+app.add_typer(keepset.app, name="keepset")
+app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(check.app)
 app.add_typer(estimate.app)
 app.add_typer(demo.app)
+app.add_typer(qat.app)
 
 
 def main() -> None:

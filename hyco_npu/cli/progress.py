@@ -1,4 +1,5 @@
-"""Progress of long work on stderr: a spinner with the present step where somebody looks, plain lines elsewhere."""
+"""Progress of long work on stderr: a spinner with the present step where somebody looks, plain lines elsewhere; a bar
+where the amount of work is known."""
 
 from __future__ import annotations
 
@@ -22,3 +23,14 @@ def progress_lines(console: Console) -> Iterator[Callable[[str], None]]:
         return
     with console.status("starting") as status:
         yield lambda text: status.update(text)
+
+
+@contextmanager
+def progress_bar(console: Console, description: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Yield a function that says how many of `total` are done; elsewhere than on a terminal only the end is shown."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(description, total=total)
+        yield lambda done: progress.update(task, completed=done)

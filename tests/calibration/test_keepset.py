@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibration.errors import KeepSetError
-from calibration.keepset import KeepSet, count_tokens, most_frequent
+from calibration.keepset import KeepSet, count_tokens, most_frequent, ranked
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,6 +104,14 @@ def test_the_unchanged_file_loads(tmp_path: Path) -> None:
     assert KeepSet.load(write(tmp_path / "keep.json"), VOCAB, STOPS).token_ids.tolist() == [1, 5, 9, 106]
 
 
+def test_a_file_can_be_read_for_its_own_vocabulary(tmp_path: Path) -> None:
+    loaded = KeepSet.load(write(tmp_path / "keep.json"), None, STOPS)
+    assert (loaded.vocab_size, loaded.size) == (VOCAB, 4)
+    for size in (True, "5", 5.0):
+        with pytest.raises(KeepSetError, match="any target has a whole number"):
+            KeepSet.load(write(tmp_path / "keep.json", vocab_size=size, sha256="x"), None, STOPS)
+
+
 def test_the_map_of_another_run_is_refused(tmp_path: Path) -> None:
     """Case 41: each file is sound by itself; only the hash recorded beside the graph tells them apart."""
     path = write(tmp_path / "other.json", token_ids=[1, 5, 10, 106])
@@ -143,6 +151,12 @@ def test_most_frequent_breaks_ties_by_the_lower_id() -> None:
     assert most_frequent(counts, 3, [5], 6).token_ids.tolist() == [1, 3, 5]
     assert most_frequent(counts, 6, [], 6).token_ids.tolist() == [0, 1, 2, 3, 4, 5]
     assert most_frequent(counts, 2, [5, 0, 5], 6).token_ids.tolist() == [0, 5]
+
+
+def test_ranks_are_those_in_which_tokens_are_kept() -> None:
+    counts = np.array([0, 5, 5, 9, 5, 0], dtype=np.int64)
+    assert ranked(counts, [5, 2], 6).tolist() == [2, 5, 3, 1, 4, 0]
+    assert ranked(counts, [], 6).tolist() == [3, 1, 2, 4, 0, 5]
 
 
 @settings(max_examples=60, deadline=None)

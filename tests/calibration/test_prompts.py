@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from calibration.errors import CalibrationError, PromptFileError
-from calibration.prompts import Prompt, encode_prompt, read_prompts
+from calibration.prompts import Prompt, encode_prompt, joined_prompts, prompt_line, read_prompt_file, read_prompts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -115,3 +116,29 @@ def test_a_tokenizer_without_chat_template_says_so() -> None:
     with pytest.raises(CalibrationError, match=r"prompt gsm:7: .*no chat template.*chat=False"):
         encode_prompt(word_tokenizer(None), prompt)
     assert encode_prompt(word_tokenizer(None), prompt, chat=False) == [4, 5]
+
+
+def test_a_prompt_file_has_its_hash(tmp_path: Path) -> None:
+    path = write(tmp_path, "own.txt", "\ufeffOne?\nTwo?")
+    file = read_prompt_file(path)
+    assert (file.name, file.sha256) == ("own.txt", hashlib.sha256(path.read_bytes()).hexdigest())
+    assert file.prompts == read_prompts(path)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        Prompt("81", ("Write.\nTwice.", "Again\u2028."), None, "writing"),
+        Prompt("test:3", ("How many?",), "so many #### 3"),
+        Prompt("x", ('\u00e9 \u4e2d \U0001f600 "',)),
+    ],
+)
+def test_a_written_prompt_is_read_back(tmp_path: Path, prompt: Prompt) -> None:
+    assert read_prompts(write(tmp_path, "x.jsonl", prompt_line(prompt))) == (prompt,)
+
+
+def test_prompts_of_several_files_keep_their_order_and_their_ids_apart(tmp_path: Path) -> None:
+    files = [read_prompt_file(write(tmp_path, name, f"one {name}\ntwo")) for name in ("b.txt", "a.txt")]
+    assert [prompt.id for prompt in joined_prompts(files)] == ["b:1", "b:2", "a:1", "a:2"]
+    with pytest.raises(PromptFileError, match=r"'b:1' is in b\.txt and in b\.txt"):
+        joined_prompts([files[0], files[0]])

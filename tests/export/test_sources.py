@@ -20,6 +20,7 @@ from calibration.errors import CalibrationError, KeepSetError
 from calibration.keepset import KeepSet
 from calibration.ranges import Ranges
 from export import sources
+from export.errors import CheckpointError
 from export.sources import (
     Vocabulary,
     copy_tokenizer,
@@ -30,6 +31,7 @@ from export.sources import (
     keep_set_size,
     load_tokenizer,
     read_vocabulary,
+    vocabulary_in,
     why_not_runnable,
 )
 from quant.errors import UsageError
@@ -178,3 +180,26 @@ def test_without_a_tokenizer(tmp_path: Path) -> None:
     copy_tokenizer(None, lambda name: tmp_path / name)
     assert list(tmp_path.iterdir()) == []
     assert load_tokenizer(None) is None
+
+
+def test_byte_fallback_tokens_are_required(tmp_path: Path) -> None:
+    words = {word: number for number, word in enumerate(["<unk>", "<0x00>", "<0x0A>", "<0xFF>", "<0x0a>", "<0x100>"])}
+    inner = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    vocabulary = Vocabulary(9, (7,), PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>"))
+    assert vocabulary.required_by_reason == {"stop": {7}, "special": {0}, "byte_fallback": {1, 2, 3}}
+    assert vocabulary.required_ids == {0, 1, 2, 3, 7}
+
+
+@pytest.mark.parametrize("composite", [False, True])
+def test_the_vocabulary_of_a_folder(tmp_path: Path, composite: bool) -> None:
+    text = {"model_type": "gemma4_text", "vocab_size": 20, "eos_token_id": [7, 1]}
+    config = {"model_type": "gemma4", "text_config": text} if composite else text
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="holds no tokenizer"):
+        vocabulary_in(tmp_path)
+    word_tokenizer().save_pretrained(tmp_path)
+    found = vocabulary_in(tmp_path)
+    assert (found.size, found.stop_ids, found.required_ids) == (20, STOPS, {0, 1, 7})
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma4_text", "eos_token_id": 1}))
+    with pytest.raises(CheckpointError, match=r"config\.json: vocab_size is None"):
+        vocabulary_in(tmp_path)
