@@ -13,15 +13,17 @@ from export.graphs.mtp import KINDS
 from export.passes.common import float_values, name_of, static_shape
 from export.passes.tie_ranges import range_groups
 from quant.affine import AffineParams, choose_asymmetric, choose_symmetric
-from quant.dtypes import INT16, UINT16
+from quant.dtypes import UINT16
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
     import onnx_ir as ir
 
+    from quant.dtypes import IntegerType
+
 _HEADROOM = 1.25
-"""Ranges are widened by this: at 16 bits it costs a third of a bit and keeps unseen prompts from saturating."""
+"""Ranges are widened by this: it costs a third of a bit and keeps unseen prompts from saturating."""
 
 Range = tuple[float, float]
 
@@ -29,17 +31,18 @@ Range = tuple[float, float]
 def activation_params(
     graph: ir.Graph,
     ranges: Mapping[str, Range],
-    symmetric: Collection[str] = (),
+    symmetric: Mapping[str, IntegerType] | None = None,
     given: Mapping[str, AffineParams] | None = None,
 ) -> dict[str, AffineParams]:
     """Range owner -> parameters: `given` ones, else those that arithmetic fixes, else the union of the ranges.
 
-    uint16, asymmetric; owners in `symmetric` are int16. TieRanges must have run.
+    uint16, asymmetric; owners in `symmetric` are symmetric, of the type stated there. TieRanges must have run.
 
     Raises:
         ExportError: a value without a range, ranges of another graph, tied values that are given different parameters.
     """
-    groups, fixed, masked = range_groups(graph), _fixed_ranges(graph), _masked_sums(graph)
+    groups, fixed, masked = range_groups(graph), _fixed_ranges(graph), masked_sums(graph)
+    symmetric = symmetric or {}
     unknown = sorted(ranges.keys() - {name for names in groups.values() for name in names})
     if unknown:
         raise ExportError(f"the calibration is of another graph, this one has no {unknown[:5]}: calibrate it again")
@@ -58,7 +61,7 @@ def activation_params(
             known += [(MASKED, 0.0) for name in names if name in masked]
         low, high = min(r[0] for r in known), max(r[1] for r in known)
         if owner in symmetric:
-            params[owner] = choose_symmetric(torch.tensor(max(-low, high)), INT16)
+            params[owner] = choose_symmetric(torch.tensor(max(-low, high)), symmetric[owner])
         else:
             params[owner] = choose_asymmetric(torch.tensor(low), torch.tensor(high), UINT16)
     return params
@@ -75,6 +78,12 @@ def boundary_of(graph: ir.Graph, params: Mapping[str, AffineParams], owners: Map
 def owners_of(graph: ir.Graph) -> dict[str, str]:
     """Value name -> range owner (TieRanges must have run)."""
     return {name: owner for owner, names in range_groups(graph).items() for name in names}
+
+
+def masked_sums(graph: ir.Graph) -> dict[str, str]:
+    """Scores plus mask -> the mask: they must reach down to it, also where no calibration prompt left a slot empty."""
+    masks = [value for value in graph.inputs if value.name in {f"mask_{kind}" for kind in KINDS}]
+    return {name_of(output): name_of(mask) for mask in masks for node, _ in mask.uses() for output in node.outputs}
 
 
 def _given(owner: str, names: list[str], given: Mapping[str, AffineParams]) -> AffineParams | None:
@@ -94,13 +103,6 @@ def _fixed_ranges(graph: ir.Graph) -> dict[str, Range]:
         if producer is not None and producer.op_type == "Softmax":
             fixed[name_of(value)] = (0.0, 1.0)
     return fixed
-
-
-def _masked_sums(graph: ir.Graph) -> set[str]:
-    """Scores plus mask: they must reach down to the mask, also where no calibration prompt left a slot empty."""
-    masks = {f"mask_{kind}" for kind in KINDS}
-    readers = [node for value in graph.inputs if value.name in masks for node, _ in value.uses()]
-    return {name_of(output) for node in readers for output in node.outputs}
 
 
 def _boundary_tensor(value: ir.Value, params: AffineParams) -> BoundaryTensor:

@@ -27,8 +27,8 @@ def cpu_session(model: Path | bytes, threads: int = 0) -> Any:
 class FloatGraph:
     """A float graph: feed and result as they are."""
 
-    def __init__(self, model: Path | bytes) -> None:
-        self._session = cpu_session(model)
+    def __init__(self, model: Path | bytes, threads: int = 0) -> None:
+        self._session = cpu_session(model, threads)
         self._names = [output.name for output in self._session.get_outputs()]
         self.inputs = tuple(value.name for value in self._session.get_inputs())
 

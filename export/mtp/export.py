@@ -135,7 +135,7 @@ def _make(
         ranges = ranges.merge(_table_range(table))
     ranges.save(path("ranges.json"))
     progress("quantising weights and activations")
-    step = quantize_step(model, ranges.bounds, options.bits)
+    step = quantize_step(model, ranges.bounds, options.bits, options.kv_bits)
     qdq = path(f"graphs/{GRAPH_NAME}.qdq.onnx")
     ir.save(step.model, qdq)
     progress("running the references on held-out samples")
@@ -297,6 +297,7 @@ def _result(folder: Path, made: _Made, evidence: Evidence, options: MtpExportOpt
         bundle=str(folder),
         target=options.target,
         bits=options.bits,
+        kv_bits=options.kv_bits,
         window=options.window,
         keep_set_size=made.keep.size,
         keep_set_source=made.keep_source,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from export.engines.htp import TARGETS
-from export.mtp.quantized_graph import WEIGHT_TYPES
+from export.mtp.quantized_graph import KV_TYPES, WEIGHT_TYPES
 from quant.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class MtpExportOptions:
     default_prompts: Path
     held_out_prompts: Path
     bits: int = 4
+    kv_bits: int = 16
     keep_set: str | None = None
     window: int = 1024
     target: str = "sm8850"
@@ -43,6 +44,8 @@ class MtpExportOptions:
     def __post_init__(self) -> None:
         if self.bits not in WEIGHT_TYPES:
             raise UsageError(f"--bits {self.bits} is not supported; use one of {sorted(WEIGHT_TYPES)}")
+        if self.kv_bits not in KV_TYPES:
+            raise UsageError(f"--kv-bits {self.kv_bits} is not supported; use one of {sorted(KV_TYPES)}")
         if self.target not in TARGETS:
             raise UsageError(f"--target {self.target!r} is unknown; use one of {sorted(TARGETS)}")
         if not 1 <= self.window <= 32768:
@@ -60,6 +63,7 @@ class MtpExportResult:
     bundle: str
     target: str
     bits: int
+    kv_bits: int
     window: int
     keep_set_size: int
     keep_set_source: str

@@ -52,6 +52,7 @@ def mtp(
         ),
     ] = None,
     bits: Annotated[int, typer.Option(help="Bits of the weights: 4 or 8.")] = 4,
+    kv_bits: Annotated[int, typer.Option(help="Bits of the keys and values: 16 or 8 (a faster step).")] = 16,
     keep_set: Annotated[
         str | None,
         typer.Option(
@@ -77,7 +78,7 @@ def mtp(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Export an MTP head: W4 or W8 weights, 16-bit activations, 16-bit keys and values, compiled for Hexagon."""
+    """Export an MTP head: W4 or W8 weights, 16-bit activations, 16- or 8-bit keys and values, compiled for Hexagon."""
     from export.mtp.export import export_mtp
     from hyco_npu.cli.progress import progress_lines
     from hyco_npu.defaults import mtp_export_options
@@ -87,6 +88,7 @@ def mtp(
         checkpoint,
         verifier,
         bits=bits,
+        kv_bits=kv_bits,
         keep_set=keep_set,
         window=window,
         target=target.value,
@@ -105,7 +107,7 @@ def render_export(console: Console, result: MtpExportResult) -> None:
     """The result as a table, with warnings below."""
     from rich.table import Table
 
-    table = Table("Export", "Value", title=f"MTP head, W{result.bits}, for {result.target}")
+    table = Table("Export", "Value", title=f"MTP head, W{result.bits}, KV{result.kv_bits}, for {result.target}")
     compiled = result.graph_bytes is not None
     rows = {
         "bundle": result.bundle,

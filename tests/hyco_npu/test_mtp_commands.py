@@ -76,6 +76,22 @@ def test_check_passes_and_names_its_stages(exported: tuple[Path, dict[str, Any]]
     assert by_name["qdq_cpu"]["sqnr_db"] > 40
 
 
+def test_eight_bit_keys_and_values_pass_the_check(tmp_path: Path) -> None:
+    out = tmp_path / "kv8"
+    code, result = run("export", "mtp", "--kv-bits", "8", "--out", str(out))
+    assert code == 0, result
+    assert result["kv_bits"] == 8
+    inputs = json.loads((out / "manifest.json").read_text())["graphs"][0]["inputs"]
+    assert {t["name"] for t in inputs if t["dtype"] == "int8"} == {
+        "keys_sliding", "values_sliding", "keys_full", "values_full"
+    }  # fmt: skip
+    code, result = run("check", str(out), "--samples", "4")
+    assert code == 0, result
+    by_name = {stage["name"]: stage for stage in result["stages"]}
+    assert by_name["htp_simulator"]["cosine"] >= 0.9999
+    assert by_name["qdq_cpu"]["sqnr_db"] > 30
+
+
 def test_estimate_of_the_chain_is_labelled_and_leaves_the_bundle_alone(
     exported: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -119,7 +135,14 @@ def test_an_existing_bundle_is_refused_and_left_alone(exported: tuple[Path, dict
 
 
 @pytest.mark.parametrize(
-    "wrong", [("--bits", "5"), ("--window", "0"), ("--keep-set", "2"), ("--calibration", "no-such-file.json")]
+    "wrong",
+    [
+        ("--bits", "5"),
+        ("--kv-bits", "4"),
+        ("--window", "0"),
+        ("--keep-set", "2"),
+        ("--calibration", "no-such-file.json"),
+    ],
 )
 def test_wrong_use_exits_with_2_and_writes_nothing(tmp_path: Path, wrong: tuple[str, str]) -> None:
     code, result = run("export", "mtp", *wrong, "--out", str(tmp_path / "out"))
@@ -147,6 +170,28 @@ def test_the_demo_drafts_and_equals_transformers_greedy_decoding(tmp_path: Path)
     assert result["accepted_per_round"] == pytest.approx(sum(full) / len(full))
     # A head that drafted at random would have next to nothing accepted.
     assert result["accepted_per_round"] > 1.0
+    assert result["slm"]["check"]["ok"] is True
+    check_tree(result["tree"], result["tokens"], result["rounds"])
+
+
+def check_tree(tree: dict[str, Any], tokens: list[int], rounds: list[dict[str, Any]]) -> None:
+    """The shown pass is over a chain of the text, and counts against what the verifier really wrote."""
+    shown = rounds[tree["round"]]
+    before = sum(len(r["accepted"]) + 1 for r in rounds[: tree["round"]])
+    assert tree["engine"] == "HTP simulator"
+    assert tree["tokens"] == [tokens[before - 1], *shown["drafted"]]
+    assert tree["truth"] == tokens[before : before + 5]
+    assert tree["accepted_by_chain"] == len(shown["accepted"])
+    assert tree["accepted_by_chain"] <= tree["accepted_with_branches"] <= tree["accepted_by_chain"] + 1
+    assert len(tree["children"]) == 5
+    for row in tree["children"]:
+        probabilities = [child["probability"] for child in row]
+        assert probabilities == sorted(probabilities, reverse=True)
+        assert len({child["token_id"] for child in row}) == len(row) == 4
+    # The SLM was trained on such text: it knows some of the verifier's next tokens.
+    following = [*tree["truth"]]
+    known = [token in {c["token_id"] for c in row} for token, row in zip(following, tree["children"], strict=False)]
+    assert any(known)
 
 
 def generate(question: str, count: int) -> list[int]:

@@ -53,6 +53,7 @@ def test_result_is_json_and_agrees_with_the_files(exported: Exported) -> None:
     values = json.loads(json.dumps(dataclasses.asdict(result)))
     assert values["bundle"] == str(exported.bundle.folder)
     assert (result.bits, result.window, result.target, result.keep_set_size) == (4, WINDOW, "sm8850", 100)
+    assert result.kv_bits == 16
     assert result.parity_max_abs_error <= 1e-4
     assert result.lut_bytes == 100 * BACKBONE
     assert result.qdq_bytes == exported.bundle.graph_file("mtp_step", "qdq").stat().st_size
@@ -155,6 +156,23 @@ def test_ranges_file_gives_the_same_graph_with_or_without_a_table(
     ]
     assert again.bundle.manifest.table is None
     assert not again.bundle.manifest.targets[0].compiled
+
+
+@compiled_only
+def test_eight_bit_keys_and_values_from_the_same_calibration(
+    exported: Exported, export: Callable[..., Exported], tmp_path: Path
+) -> None:
+    made = export(tmp_path / "kv8", kv_bits=8, calibration=str(exported.bundle.path("ranges.json")))
+    assert made.result.kv_bits == 8
+    inputs = {t.name: t for t in made.bundle.graph("mtp_step").inputs}
+    before = {t.name: t for t in exported.bundle.graph("mtp_step").inputs}
+    for name, tensor in inputs.items():
+        if name.startswith(("keys", "values")):
+            assert (tensor.dtype, tensor.zero_point) == ("int8", 0)
+            assert tensor.scale == pytest.approx(before[name].scale * 32767 / 127)  # the same range
+        else:
+            assert tensor == before[name]
+    assert made.bundle.manifest.parity["htp_simulator.cosine"] >= 0.9999
 
 
 def test_without_a_table_synthetic_and_uncompiled(

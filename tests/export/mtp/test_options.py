@@ -24,6 +24,7 @@ def options(**changes: Any) -> MtpExportOptions:
     [
         ({"bits": 2}, r"--bits 2 is not supported; use one of \[4, 8\]"),
         ({"bits": 16}, "--bits 16"),
+        ({"kv_bits": 4}, r"--kv-bits 4 is not supported; use one of \[8, 16\]"),
         ({"target": "sm9999"}, r"--target 'sm9999' is unknown; use one of \['sm8650', 'sm8750', 'sm8850'\]"),
         ({"window": 0}, r"--window 0 must lie in 1\.\.32768"),
         ({"window": 32769}, "--window 32769"),
@@ -40,4 +41,5 @@ def test_wrong_use(changes: dict[str, Any], message: str) -> None:
 def test_defaults_are_the_papers() -> None:
     made = options()
     assert (made.bits, made.window, made.target, made.position_rule, made.keep_set) == (4, 1024, "sm8850", "p", None)
+    assert made.kv_bits == 16
     assert options(verifier=None, table=False).verifier is None

@@ -59,7 +59,7 @@ def run(options: SlmExportOptions) -> Exported:
 @pytest.fixture(scope="module", autouse=True)
 def _short_answers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "_ANSWER_TOKENS", 12)
+        patch.setattr(sources, "ANSWER_TOKENS", 12)
         yield
 
 
