@@ -38,14 +38,21 @@ def collect_ranges(
     recorder = RangeRecorder(FloatGraph(observed))
     model = SlmModel(config, tables, recorder, rows, recorder, rows, window, "float32")
     for index, text in enumerate(texts):
-        ids = list(text[:window])
-        position = max(0, len(ids) - _ROUND)
-        session = model.begin()
-        session.prefill(ids[:position])
-        tree, tokens = tree_of(HeldOut(ids, position, 0), np.random.default_rng(index), keep, rows)
-        session.draft(tree, tokens)
-    ranges = recorder.ranges
-    for name, table in (("embedding", tables.tokens), ("per_layer", tables.per_layer)):
-        highest = table.max_abs()
-        ranges[name] = (-highest, highest)
-    return ranges
+        read_and_draft(model, text, index, keep)
+    return recorder.ranges | table_ranges(tables)
+
+
+def read_and_draft(model: SlmModel, text: Sequence[int], index: int, keep: np.ndarray) -> None:
+    """Read all of `text` but for its last tokens in chunks, then draft these; `index` seeds the tree's siblings."""
+    ids = list(text[: model.window])
+    position = max(0, len(ids) - _ROUND)
+    session = model.begin()
+    session.prefill(ids[:position])
+    tree, tokens = tree_of(HeldOut(ids, position, 0), np.random.default_rng(index), keep, model.draft_rows)
+    session.draft(tree, tokens)
+
+
+def table_ranges(tables: SlmTables) -> dict[str, Range]:
+    """What the two looked-up inputs can reach: any token may come."""
+    highest = {"embedding": tables.tokens.max_abs(), "per_layer": tables.per_layer.max_abs()}
+    return {name: (-size, size) for name, size in highest.items()}

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from export.sources import Vocabulary
 
 _WANTED_FILES = (*CONFIG_FILES, *TOKENIZER_FILES)
-_ANSWER_TOKENS = 48
+ANSWER_TOKENS = 48
 _CHECKED_TEXTS = 8
 _SYNTHETIC_TOKENS = 24
 _LARGEST_CATCH_UP = 2
@@ -127,7 +127,7 @@ def _open_verifier(sources: SlmSources) -> tuple[Gemma4ForCausalLM | None, str |
     if reason is not None:
         return None, reason
     verifier = load_verifier(sources.verifier_source.folder)
-    _require_vocabulary(verifier.config.vocab_size, sources)
+    require_vocabulary(verifier.config.vocab_size, sources.checkpoint.config.vocab_size)
     return verifier, None
 
 
@@ -148,11 +148,11 @@ def _run_prompts(
     progress(f"{len(encoded)} prompts {'and the verifier’s answers' if verifier is not None else 'without answers'}")
     if verifier is None:
         return [(ids, len(ids)) for ids in encoded]
-    return [(greedy_sequence(verifier, ids, _ANSWER_TOKENS), len(ids)) for ids in encoded]
+    return [(greedy_sequence(verifier, ids, ANSWER_TOKENS), len(ids)) for ids in encoded]
 
 
-def _require_vocabulary(size: int, sources: SlmSources) -> None:
-    ours = sources.checkpoint.config.vocab_size
+def require_vocabulary(size: int, ours: int) -> None:
+    """Raise ExportError where a verifier of `size` tokens cannot belong to an SLM of `ours`."""
     if size != ours:
         raise ExportError(f"the verifier has {size} tokens, the SLM {ours}: not a pair")
 

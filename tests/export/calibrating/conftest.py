@@ -1,12 +1,13 @@
-"""The tiny family of the head's export tests, and a small SLM with the family's tokenizer."""
+"""The tiny family of the head's export tests; graphs of the SLM are traced once."""
 
 from __future__ import annotations
 
 import pytest
 
 from ..mtp.conftest import family
+from ..slm.conftest import _small_chunks_and_traces_made_once
 
-__all__ = ["family"]
+__all__ = ["_small_chunks_and_traces_made_once", "family"]
 
 
 @pytest.fixture(autouse=True)
