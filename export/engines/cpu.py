@@ -18,6 +18,8 @@ def cpu_session(model: Path | bytes, threads: int = 0) -> Any:
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = threads
+    # In the order of the file. With many outputs the default order dequantises all weights first and holds them.
+    options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     options.log_severity_level = 3
     return ort.InferenceSession(
         model if isinstance(model, bytes) else str(model), options, providers=["CPUExecutionProvider"]
