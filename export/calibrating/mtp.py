@@ -18,6 +18,7 @@ from export.graphs.feeds import FeedBuilder
 from export.graphs.mtp import load_mtp_head
 from export.mtp.chain import MtpChain
 from export.mtp.float_graph import build_float_graph
+from export.mtp.quantized_graph import HIDDEN_TIE
 from export.mtp.sources import open_sources, table_and_embed, vocabulary_of
 from export.mtp.states import PromptStates, states_of_prompts
 from export.sources import given_keep_set, keep_set_size, why_not_runnable
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
     from export.calibrating.options import CalibrationOptions
     from export.mtp.options import MtpExportOptions
     from export.mtp.sources import Sources
-
-_TIES = (("embedding", "hidden", "next_hidden"),)
-"""Beside moves and logits, what the quantisation of the step graph ties (export/mtp/quantized_graph.py)."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,7 @@ def _watched(sources: Sources, keep: KeepSet, settings: MtpExportOptions, scratc
     table.save(scratch / "table.safetensors")
     head = load_mtp_head(sources.head.config, sources.head.state_dict())
     model = build_float_graph(head, keep.token_ids, settings.window)
-    return save_watched(model, scratch / "observed.onnx", _TIES)
+    return save_watched(model, scratch / "observed.onnx", [HIDDEN_TIE])
 
 
 def _draft(task: _Drafting) -> dict[str, TensorObserver]:

@@ -40,6 +40,7 @@ from export.mtp.calibrate import collect_ranges
 from export.mtp.chain import MtpChain
 from export.mtp.check import GRAPH_NAME, SAMPLES_FILE, reference_stages
 from export.mtp.float_graph import build_float_graph
+from export.mtp.given_codes import given_codes
 from export.mtp.options import MtpExportResult
 from export.mtp.quantized_graph import QuantizedStep, quantize_step
 from export.mtp.reference import FakeQuantizedHead, TransformersHead
@@ -127,6 +128,7 @@ def _make(
     feeds = FeedBuilder(config, options.window, options.position_rule)
     chain = MtpChain(feeds, keep.token_ids, embed)
     head = load_mtp_head(config, sources.head.state_dict())
+    given = given_codes(sources.head_source.folder, head, keep.token_ids, options.bits)
     with TemporaryDirectory() as scratch:
         progress("tracing and cutting the graph")
         model = build_float_graph(head, keep.token_ids, options.window)
@@ -135,7 +137,7 @@ def _make(
         ranges = ranges.merge(_table_range(table))
     ranges.save(path("ranges.json"))
     progress("quantising weights and activations")
-    step = quantize_step(model, ranges.bounds, options.bits, options.kv_bits)
+    step = quantize_step(model, ranges.bounds, options.bits, options.kv_bits, given)
     qdq = path(f"graphs/{GRAPH_NAME}.qdq.onnx")
     ir.save(step.model, qdq)
     progress("running the references on held-out samples")

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 WEIGHT_TYPES = {4: INT4, 8: INT8}
 KV_TYPES = {16: INT16, 8: INT8}
+HIDDEN_TIE = ("embedding", "hidden", "next_hidden")
+"""Values that share a range, so that the codes of one step are those of the next."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,18 @@ class QuantizedStep:
     weights: dict[str, QuantizedWeight]
 
 
-def quantize_step(model: ir.Model, ranges: Mapping[str, Range], bits: int, kv_bits: int = 16) -> QuantizedStep:
-    """Quantise the float step graph in place (its weights are consumed).
+def quantize_step(
+    model: ir.Model,
+    ranges: Mapping[str, Range],
+    bits: int,
+    kv_bits: int = 16,
+    given: Mapping[str, QuantizedWeight] | None = None,
+) -> QuantizedStep:
+    """Quantise the float step graph in place (its weights are consumed); weights with `given` codes get those.
 
     Raises:
-        ExportError: bits other than 4 and 8, kv_bits other than 16 and 8, a value without a range.
+        ExportError: bits other than 4 and 8, kv_bits other than 16 and 8, a value without a range, codes `given` for a
+            weight that the graph does not have.
         PassError: a graph of another form.
     """
     if bits not in WEIGHT_TYPES:
@@ -61,9 +70,11 @@ def quantize_step(model: ir.Model, ranges: Mapping[str, Range], bits: int, kv_bi
         run_passes(model, [split])
         ranges = {**ranges, **split.ranges_from(ranges)}
     logits = [name_of(v) for v in model.graph.outputs if name_of(v).startswith("logits_")]
-    run_passes(model, [TieRanges([("embedding", "hidden", "next_hidden"), logits])])
+    run_passes(model, [TieRanges([HIDDEN_TIE, logits])])
     symmetric = {f"{role}_{kind}": KV_TYPES[kv_bits] for role in ("keys", "values") for kind in KINDS}
     params, owners = activation_params(model.graph, ranges, symmetric), owners_of(model.graph)
-    weights = QuantizeWeights(WEIGHT_TYPES[bits])
+    weights = QuantizeWeights(WEIGHT_TYPES[bits], given)
     run_passes(model, [weights, QuantizeActivations(params), QuantizeBoundary()])
+    if unused := sorted(set(given or ()) - set(weights.quantized)):
+        raise ExportError(f"codes are given for {unused[0]!r}, which is no weight of the graph")
     return QuantizedStep(model, boundary_of(model.graph, params, owners), weights.quantized)
