@@ -39,7 +39,8 @@ def save_weight_codes(folder: Path, weights: Mapping[str, QuantizedWeight]) -> N
     path = folder / WEIGHT_CODES_FILE
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_suffix(".tmp")
-    save_file(tensors, temporary, metadata={"format": _FORMAT, "bits": str(dtype.bits)})
+    # One entry: safetensors writes several in an order that changes from run to run.
+    save_file(tensors, temporary, metadata={"format": f"{_FORMAT} int{dtype.bits}"})
     temporary.chmod(0o644)  # safetensors writes 0600
     os.replace(temporary, path)
 
@@ -58,8 +59,8 @@ def read_weight_codes(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> di
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is no mapping
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: not a safetensors file ({error}); train again") from error
-    bits = metadata.get("bits", "")
-    if metadata.get("format") != _FORMAT or bits not in ("2", "3", "4", "8"):
+    form, _, bits = metadata.get("format", "").partition(" int")
+    if form != _FORMAT or bits not in ("2", "3", "4", "8"):
         raise CheckpointError(f"{path}: metadata {metadata} is not that of weight codes; train again")
     expected = {f"{name}.{part}" for name in shapes for part in ("codes", "scale")}
     if different := sorted(expected ^ tensors.keys()):
