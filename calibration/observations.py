@@ -17,6 +17,7 @@ from safetensors.numpy import save
 from calibration.errors import CalibrationError
 from calibration.jsonfile import replace_file
 from calibration.observers import BINS, TensorObserver
+from calibration.range_methods import ASYMMETRIC_BITS
 from calibration.ranges import Ranges
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ class Subject:
 
     hashes: of checkpoint, keep set and prompts. prompts: how many there are in all. settings: those that shape the
     graph. owners: tensor -> the first of the tensors that it shares a range with. given: tensors whose parameters are
-    the checkpoint's. limits: bounds that the graph clips a tensor to. reach: ranges that follow from tables.
+    the checkpoint's. limits: bounds that the graph clips a tensor to. reach: ranges that follow from tables. symmetric:
+    bits of the tensors that get symmetric codes; all others get asymmetric ones of 16 bits.
     """
 
     kind: str
@@ -49,6 +51,7 @@ class Subject:
     given: Mapping[str, Bounds] = field(default_factory=dict)
     limits: Mapping[str, Bounds] = field(default_factory=dict)
     reach: Mapping[str, Bounds] = field(default_factory=dict)
+    symmetric: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -80,11 +83,13 @@ class Observations:
         return Observations(self.subject, tuple(sorted({*self.seen, *other.seen})), tensors)
 
     def own_range(self, name: str, method: RangeMethod) -> Bounds:
-        """The range of one tensor by itself."""
+        """The range of one tensor by itself, and what tables let it reach."""
         try:
-            return self.subject.reach.get(name) or method.range_of(self.tensors[name])
+            low, high = method.range_of(self.tensors[name], self.subject.symmetric.get(name))
         except CalibrationError as error:
             raise CalibrationError(f"{name}: {error}") from error
+        lowest, highest = self.subject.reach.get(name, (low, high))
+        return min(low, lowest), max(high, highest)
 
     def ranges(self, method: RangeMethod) -> Ranges:
         """Ranges for an export: tied tensors have the union of theirs, those with given parameters have none.
@@ -99,14 +104,7 @@ class Observations:
             )
         calibrated = [name for name in self.tensors if name not in self.subject.given]
         own = {name: self.own_range(name, method) for name in calibrated}
-        groups: dict[str, list[str]] = {}
-        for name in calibrated:
-            groups.setdefault(self.subject.owners.get(name, name), []).append(name)
-        bounds: dict[str, Bounds] = {}
-        for names in groups.values():
-            union = min(own[name][0] for name in names), max(own[name][1] for name in names)
-            bounds |= dict.fromkeys(names, union)
-        return Ranges(bounds, self._source(method))
+        return Ranges(own, self._source(method)).tied(self.subject.owners)
 
     def save(self, path: Path) -> None:
         """Write one safetensors file: of histograms only bins that are not empty."""
@@ -146,7 +144,11 @@ class Observations:
         source = f"prompts:{self.subject.hashes['prompts']}"
         if len(self.seen) < self.subject.prompts:
             source += f" ({len(self.seen)} of {self.subject.prompts})"
-        return source if method.name == "minmax" else f"{source}, {method}"
+        if method.name == "minmax":
+            return source
+        fewer = sorted({bits for bits in self.subject.symmetric.values() if bits != ASYMMETRIC_BITS})
+        at_bits = "".join(f", keys and values at {bits} bits" for bits in fewer) if method.name == "mse" else ""
+        return f"{source}, {method}{at_bits}"
 
 
 def merge_all(shards: Sequence[Observations]) -> Observations:

@@ -1,4 +1,4 @@
-"""From a tensor's statistics to its range: all of it, all but a few values, or the least squared error at 16 bits.
+"""From a tensor's statistics to its range: all of it, all but a few values, or the least squared error of its codes.
 
 Zeros count for nothing in a percentile or an error: padding would drown the values, and 0 has an exact code anyway.
 """
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from calibration.observers import TensorObserver
 
 MethodName = Literal["minmax", "percentile", "mse"]
-_STEPS = 65535
-"""Steps of a 16-bit code."""
+ASYMMETRIC_BITS = 16
+"""Bits of every activation whose codes are not symmetric."""
+_STEPS = 2**ASYMMETRIC_BITS - 1
 _HALVINGS = 80
 
 
@@ -45,11 +46,16 @@ class RangeMethod:
     def __str__(self) -> str:
         return f"percentile {self.percentile:g}" if self.name == "percentile" else self.name
 
-    def range_of(self, observer: TensorObserver) -> tuple[float, float]:
-        """(low, high) of a tensor, within its extremes. Raises CalibrationError where no finite value was seen."""
+    def range_of(self, observer: TensorObserver, symmetric_bits: int | None = None) -> tuple[float, float]:
+        """(low, high) of a tensor, within its extremes; `symmetric_bits` where its codes are symmetric.
+
+        Raises CalibrationError where no finite value was seen.
+        """
         if self.name == "percentile":
             return percentile_range(observer, self.percentile)
-        return mse_range(observer) if self.name == "mse" else observer.bounds
+        if self.name == "minmax":
+            return observer.bounds
+        return mse_range(observer) if symmetric_bits is None else symmetric_mse_range(observer, symmetric_bits)
 
 
 def percentile_range(observer: TensorObserver, percent: float) -> tuple[float, float]:
@@ -112,6 +118,33 @@ def mse_range(observer: TensorObserver) -> tuple[float, float]:
         narrow, wide = (middle, wide) if top - bottom > middle else (narrow, middle)
     bottom, top = ends(wide)
     return max(low, bottom), min(high, top)
+
+
+def symmetric_mse_range(observer: TensorObserver, bits: int) -> tuple[float, float]:
+    """The clip at -a and a with the least squared error of symmetric codes, to the extremes where those are nearer.
+
+    With q = 2^(bits - 1) - 1 a step is a / q, and the error of n values, taken at the middle of their bins, is
+
+        sum over |x| > a of (|x| - a)^2 + n a^2 / (12 q^2),
+
+    which is convex: at its minimum sum over |x| > a of (|x| - a) = n a / (12 q^2), found by bisection.
+    """
+    low, high = observer.bounds
+    magnitudes = observer.magnitudes()
+    filled = np.flatnonzero(magnitudes)
+    if not filled.size:
+        return low, high
+    counts, sizes = magnitudes[filled].astype(np.float64), (filled.astype(np.float64) + 0.5) * observer.width
+    sizes[-1] = largest = max(-low, high)
+    beyond = _excess(-sizes[::-1], counts[::-1])[::-1]
+    unit = counts.sum() / (12 * (2 ** (bits - 1) - 1) ** 2)
+    narrow, wide = 0.0, largest
+    for _ in range(_HALVINGS):
+        middle = (narrow + wide) / 2
+        # below the least size all values are beyond: the sum grows by one middle each
+        left = float(np.interp(middle, sizes, beyond)) + counts.sum() * max(0.0, float(sizes[0]) - middle)
+        narrow, wide = (middle, wide) if left > unit * middle else (narrow, middle)
+    return max(low, -wide), min(high, wide)
 
 
 def _dropped(total: int, percent: float) -> int:

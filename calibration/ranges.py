@@ -68,6 +68,17 @@ class Ranges:
         sources = dict.fromkeys([*self.source.split(" + "), *other.source.split(" + ")])
         return Ranges(bounds, " + ".join(sources))
 
+    def tied(self, owners: Mapping[str, str]) -> Ranges:
+        """Every tensor with the union of the ranges of those that have the same owner; one without owner is its own."""
+        groups: dict[str, list[str]] = {}
+        for name in self.bounds:
+            groups.setdefault(owners.get(name, name), []).append(name)
+        bounds: dict[str, tuple[float, float]] = {}
+        for names in groups.values():
+            union = min(self.bounds[name][0] for name in names), max(self.bounds[name][1] for name in names)
+            bounds |= dict.fromkeys(names, union)
+        return Ranges(bounds, self.source)
+
     def save(self, path: Path) -> None:
         """Write JSON: schema_version, source, tensors (their count), sha256, bounds."""
         header = {"schema_version": SCHEMA_VERSION, "source": self.source, "tensors": self.count}

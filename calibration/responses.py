@@ -94,6 +94,16 @@ def read_responses(path: Path) -> ResponseFile:
     return ResponseFile(path.name, sha256, tuple(responses))
 
 
+def require_verifier(file: ResponseFile, sha256: str) -> None:
+    """Raise ResponseFileError unless the checkpoint with this hash wrote every response of `file`."""
+    for response in file.responses:
+        if response.verifier_sha256 != sha256:
+            raise ResponseFileError(
+                f"{file.name}: response {response.id!r} is of the verifier {response.verifier_sha256}, not of the one "
+                f"that is given, {sha256}; generate responses with this verifier, or give the one that wrote them"
+            )
+
+
 def write_responses(path: Path, responses: Sequence[Response], origin: Mapping[str, Any]) -> dict[str, Any]:
     """Write the responses, a line each, and the description with `origin` and counts beside them; returns the latter.
 

@@ -1,9 +1,10 @@
 """The host's window of keys and values of an SLM: what the graph reads as its past, round after round.
 
-Rows are first appended as a draft. `accept` keeps some of them by gather and lets the oldest slide out where the
-window is full; `roll_back` forgets. Accepted tokens fill the slots from the left, one after the other; a token is known
-by its position in the text, never by its slot. A drafted row that was not accepted leaves no trace: the window is bit
-for bit that of a run which never drafted. Any type of numbers will do. Knows neither masks nor trees nor tokens.
+Rows are first appended as a draft. `accept` keeps some of them by gather, may leave others drafts, and lets the oldest
+slide out where the window is full; `roll_back` forgets. Accepted tokens fill the slots from the left, one after the
+other; a token is known by its position in the text, never by its slot. A drafted row that was not accepted leaves no
+trace: the window is bit for bit that of a run which never drafted. Any type of numbers will do. Knows neither masks nor
+trees nor tokens.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class KvWindow:
         self._slots = self._empty(window)
         self._draft = self._empty(0)
         self._draft_positions = np.empty(0, np.int64)
+        self._joined: dict[int, KvRows] | None = None
         self._count = 0
         self._next_position = 0
 
@@ -105,11 +107,14 @@ class KvWindow:
         if drafted > self.window:
             raise ExportError(f"the draft has {drafted} rows, the window {self.window} slots; accept some first")
         kept = min(self._count, self.window - drafted)
-        slots = self._empty(self.window)
-        for owner, rows in slots.items():
+        # one buffer for all such views: fresh memory would cost more than the copy
+        self._joined = self._joined or self._empty(self.window)
+        for owner, rows in self._joined.items():
             _move(self._slots[owner], slice(self._count - kept, self._count), rows, 0)
             _move(self._draft[owner], slice(0, drafted), rows, kept)
-        return WindowView(_read_only(slots), kept + drafted, drafted, self._next_position)
+            rows.keys[..., kept + drafted :] = 0
+            rows.values[:, :, kept + drafted :] = 0
+        return WindowView(_read_only(self._joined), kept + drafted, drafted, self._next_position)
 
     def append(self, rows: Mapping[int, KvRows], positions: Sequence[int]) -> None:
         """Add a pass's new rows to the draft, copied; one position for each, rows beyond them are padding and left.
@@ -124,30 +129,27 @@ class KvWindow:
         self._draft = {owner: self._draft[owner].followed_by(rows[owner].take(places)) for owner in self._shapes}
         self._draft_positions = np.concatenate([self._draft_positions, np.asarray(positions, np.int64)])
 
-    def accept(self, kept: Sequence[int]) -> None:
-        """Make the drafted rows at the rising indices `kept` the next tokens, in order; all others are forgotten.
+    def accept(self, kept: Sequence[int], still_drafted: Sequence[int] = ()) -> None:
+        """Make the drafted rows at the rising indices `kept` the next tokens, in order.
 
-        An index counts the rows appended since the last `accept` or `roll_back`. What was there longest slides out
-        where the window is full. Indices that do not continue the text position by position are an error.
+        Of the others, those at the rising indices `still_drafted` stay drafts, in their order and counted from 0 again;
+        the rest are forgotten. An index counts the drafted rows as they are before the call. What was there longest
+        slides out where the window is full. It is an error if `kept` does not continue the text position by position,
+        or if a row stays a draft whose position the text has reached. That such a row sees what is accepted, and
+        nothing that is forgotten, is the caller's to know: the window has no trees.
         """
-        drafted = len(self._draft_positions)
-        if any(not 0 <= index < drafted for index in kept):
-            raise ExportError(f"rows {list(kept)} are to be kept, but {drafted} were drafted; they are counted from 0")
-        if any(second <= first for first, second in pairwise(kept)):
-            raise ExportError(f"rows {list(kept)} are to be kept; they must rise, as a path through the tree does")
-        positions = self._draft_positions[np.asarray(kept, np.int64)].tolist()
-        if positions != list(range(self._next_position, self._next_position + len(kept))):
-            raise ExportError(f"rows at positions {positions} cannot be kept: the next one is {self._next_position}")
+        self._check_kept(kept, still_drafted)
         # Where more rows are kept than there are slots, the window is the last of them.
         last = list(kept)[-self.window :]
         stay = min(self._count, self.window - len(last))
-        for owner, slots in self._slots.items():
-            if stay < self._count:
-                _move(slots, slice(self._count - stay, self._count), slots, 0)
-            _move(self._draft[owner].take(last), slice(0, len(last)), slots, stay)
+        if last:
+            for owner, slots in self._slots.items():
+                if stay < self._count:
+                    _move(slots, slice(self._count - stay, self._count), slots, 0)
+                _move(self._draft[owner].take(last), slice(0, len(last)), slots, stay)
         self._count = stay + len(last)
         self._next_position += len(kept)
-        self._forget_draft()
+        self._keep_draft(still_drafted)
 
     def roll_back(self, position: int) -> None:
         """Forget the draft and all tokens from `position` on; their slots are zero again.
@@ -167,6 +169,31 @@ class KvWindow:
             rows.values[:, :, stay:] = 0
         self._count, self._next_position = stay, position
         self._forget_draft()
+
+    def _check_kept(self, kept: Sequence[int], still_drafted: Sequence[int]) -> None:
+        drafted = len(self._draft_positions)
+        for rows in (kept, still_drafted):
+            if any(not 0 <= index < drafted for index in rows):
+                raise ExportError(f"rows {list(rows)} are to be kept, but {drafted} were drafted, counted from 0")
+            if any(second <= first for first, second in pairwise(rows)):
+                raise ExportError(f"rows {list(rows)} are to be kept; they must rise, as a path through the tree does")
+        both = sorted({*kept} & {*still_drafted})
+        if both:
+            raise ExportError(f"rows {both} are to be accepted and to stay drafts; a row is one or the other")
+        positions = self._draft_positions[np.asarray(kept, np.int64)].tolist()
+        behind = self._next_position + len(kept)
+        if positions != list(range(self._next_position, behind)):
+            raise ExportError(f"rows at positions {positions} cannot be kept: the next one is {self._next_position}")
+        early = [at for at in self._draft_positions[np.asarray(still_drafted, np.int64)].tolist() if at < behind]
+        if early:
+            raise ExportError(f"a row at position {early[0]} cannot stay a draft: the text then has {behind} tokens")
+
+    def _keep_draft(self, indices: Sequence[int]) -> None:
+        if not len(indices):
+            self._forget_draft()
+        elif len(indices) < len(self._draft_positions):
+            self._draft = {owner: rows.take(indices) for owner, rows in self._draft.items()}
+            self._draft_positions = self._draft_positions[np.asarray(indices, np.int64)]
 
     def _forget_draft(self) -> None:
         self._draft = self._empty(0)

@@ -36,3 +36,16 @@ def slm_export_options(out: Path, checkpoint: str | None = None, verifier: str |
         held_out_prompts=HELD_OUT_PROMPTS,
         **others,
     )
+
+
+def decode_models(
+    engine: Any,
+    verifier: Path | None = None,
+    mtp: Path | None = None,
+    slm: Path | None = None,
+    bundles: tuple[Path | None, Path | None] = (None, None),
+) -> Any:
+    """The models of a decoding run with the family filled in; `bundles` are the head's and the SLM's."""
+    from hyco_npu.decode.models import ModelPaths, Models
+
+    return Models(ModelPaths(verifier or VERIFIER_DIR, mtp or MTP_DIR, slm or SLM_DIR, *bundles), engine)

@@ -12,24 +12,29 @@ from typing import TYPE_CHECKING
 import numpy as np
 from transformers import AutoTokenizer
 
-from calibration.keepset import KeepSet
 from calibration.prompts import Prompt, encode_prompt, read_prompts
 from calibration.states import greedy_sequence
 from calibration.verifier import load_verifier
 from export.bundle import open_bundle
 from export.engines.htp import why_unavailable
-from export.graphs.feeds import FeedBuilder
-from export.mtp.chain import CHAIN_LENGTH, MtpChain
-from export.mtp.check import check_bundle, head_config, open_cpu, open_simulator
+from export.mtp.chain import CHAIN_LENGTH
+from export.mtp.check import check_bundle, open_cpu, open_simulator
 from export.mtp.export import export_mtp
 from export.slm.check import check_slm_bundle
 from export.slm.export import export_slm
-from hyco_npu.decode.loop import MtpDrafter, Round, decode
-from hyco_npu.decode.verifier import GreedyVerifier
+from hyco_npu.decode.acceptance import Exact
+from hyco_npu.decode.bundles import open_chain
+from hyco_npu.decode.clock import Clock
+from hyco_npu.decode.config import load_config
+from hyco_npu.decode.drafters.parts import MtpEngine, Parts
+from hyco_npu.decode.drafters.registry import DRAFTERS
+from hyco_npu.decode.loop import Round, decode
+from hyco_npu.decode.sampling import Sampling
+from hyco_npu.decode.target import Target
+from hyco_npu.decode.verifier import VerifierModel
 from hyco_npu.defaults import mtp_export_options, slm_export_options
 from hyco_npu.family import HELD_OUT_PROMPTS, VERIFIER_DIR
 from hyco_npu.tree_pass import TreePass, tree_pass
-from quant.table import EmbeddingTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -37,8 +42,8 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
-    from calibration.states import HeadState
     from export.bundle.reader import Bundle
+    from export.engines.graph_io import Feed
     from export.mtp.options import MtpExportResult
     from export.parity import CheckResult
     from export.slm.options import SlmExportResult
@@ -62,36 +67,38 @@ class DemoRound:
     round: Round
     engine: str
 
+    @property
+    def drafted(self) -> tuple[int, ...]:
+        """The chain."""
+        return self.round.tree.token_ids[1:]
 
-class EngineSwitch:
-    """Drafts on the simulator for a stated number of rounds, then on the CPU."""
+    @property
+    def accepted(self) -> tuple[int, ...]:
+        """The part of it that was emitted."""
+        return self.round.emitted[: len(self.round.reply.accepted)]
 
-    def __init__(self, bundle: Bundle, chain: MtpChain) -> None:
-        self._cpu = MtpDrafter(chain, open_cpu(bundle), CHAIN_LENGTH)
-        self._simulator = None
-        if why_unavailable() is None:
-            self._simulator = MtpDrafter(chain, open_simulator(bundle), CHAIN_LENGTH)
-        self._rounds = 0
+    @property
+    def emitted(self) -> tuple[int, ...]:
+        """Accepted and bonus tokens."""
+        return self.round.emitted
+
+
+class SwitchingGraph:
+    """The head's graph on the simulator for a stated number of rounds, then on the CPU."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._cpu = open_cpu(bundle)
+        self._simulator = open_simulator(bundle) if why_unavailable() is None else None
+        self._steps = 0
         self.engine = "prefill"
 
-    def draft(self, state: HeadState) -> list[int]:
-        """A chain from `state`."""
-        drafter, self.engine = self._cpu, "CPU (QDQ)"
-        if self._simulator is not None and self._rounds < SIMULATED_ROUNDS:
-            drafter, self.engine = self._simulator, "HTP simulator"
-        self._rounds += 1
-        return drafter.draft(state)
-
-
-def open_chain(bundle: Bundle) -> MtpChain:
-    """The bundle's drafting chain: its keep set, its table, its window."""
-    keep_set = bundle.manifest.keep_set
-    keep = KeepSet.load(bundle.path(keep_set.file), keep_set.vocab_size, (), expected_sha256=keep_set.sha256)
-    table_info = bundle.manifest.table
-    assert table_info is not None  # the family's bundle always has its table
-    table = EmbeddingTable.load(bundle.path(table_info.file))
-    feeds = FeedBuilder(head_config(bundle), bundle.manifest.window, bundle.manifest.position_rule)
-    return MtpChain(feeds, keep.token_ids, lambda token_id: table.lookup(token_id).numpy())
+    def run(self, feed: Feed) -> Feed:
+        """One step."""
+        graph, self.engine = self._cpu, "CPU (QDQ)"
+        if self._simulator is not None and self._steps < SIMULATED_ROUNDS * CHAIN_LENGTH:
+            graph, self.engine = self._simulator, "HTP simulator"
+        self._steps += 1
+        return graph.run(feed)
 
 
 def export_and_check(
@@ -123,22 +130,25 @@ class ShownTree:
 
 def show_tree(bundle: Bundle, prompt: Sequence[int], rounds: Sequence[DemoRound]) -> ShownTree | None:
     """The SLM's pass over the first chain that was not accepted whole (else the first full one); None without any."""
-    drafted = [i for i, one in enumerate(rounds) if len(one.round.drafted) == CHAIN_LENGTH]
-    cut = [i for i in drafted if len(rounds[i].round.accepted) < CHAIN_LENGTH]
+    drafted = [i for i, one in enumerate(rounds) if len(one.drafted) == CHAIN_LENGTH]
+    cut = [i for i in drafted if len(rounds[i].accepted) < CHAIN_LENGTH]
     if not drafted:
         return None
     number = (cut or drafted)[0]
-    text = [*prompt, *(token for one in rounds[:number] for token in one.round.emitted)]
-    truth = tuple(token for one in rounds[number:] for token in one.round.emitted)
-    return ShownTree(number, tree_pass(bundle, text, rounds[number].round.drafted), truth[: CHAIN_LENGTH + 1])
+    text = [*prompt, *(token for one in rounds[:number] for token in one.emitted)]
+    truth = tuple(token for one in rounds[number:] for token in one.emitted)
+    return ShownTree(number, tree_pass(bundle, text, rounds[number].drafted), truth[: CHAIN_LENGTH + 1])
 
 
 def draft_rounds(bundle: Bundle, prompt: Sequence[int], max_new_tokens: int) -> Iterator[DemoRound]:
     """Let the compiled graph draft for the family's verifier, greedy and exact."""
-    drafter = EngineSwitch(bundle, open_chain(bundle))
-    verifier = GreedyVerifier.load(VERIFIER_DIR, bundle.manifest.window)
-    for one in decode(verifier, drafter, prompt, max_new_tokens):
-        yield DemoRound(one, drafter.engine)
+    graph = SwitchingGraph(bundle)
+    clock = Clock()
+    head = MtpEngine(open_chain(bundle), graph, bundle.manifest.window)
+    drafter = DRAFTERS["chain"](load_config("cloud-mtp"), Parts(head, None, clock))
+    verifier = VerifierModel(load_verifier(VERIFIER_DIR)).begin()
+    for one in decode(Target(verifier, Exact(Sampling()), clock=clock), drafter, prompt, max_new_tokens):
+        yield DemoRound(one, graph.engine)
 
 
 def plain_greedy(prompt: Sequence[int], max_new_tokens: int) -> list[int]:
@@ -155,5 +165,5 @@ def demo_prompt(text: str | None) -> tuple[str, list[int], PreTrainedTokenizerBa
 
 def accepted_per_round(rounds: Sequence[DemoRound]) -> float:
     """Mean of accepted draft tokens over rounds that drafted a full chain (the last one may be cut short)."""
-    full = [len(r.round.accepted) for r in rounds if len(r.round.drafted) == CHAIN_LENGTH]
+    full = [len(r.accepted) for r in rounds if len(r.drafted) == CHAIN_LENGTH]
     return float(np.mean(full)) if full else 0.0

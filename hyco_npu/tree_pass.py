@@ -9,19 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
-from calibration.keepset import KeepSet
 from export.engines.htp import why_unavailable
-from export.errors import BundleError
 from export.graphs.tree_feeds import RowTree, softcapped
-from export.slm.check import open_graph, slm_config, slm_info
-from export.slm.runner import SlmModel, SlmTables
-from quant.packed_table import PackedTable
+from hyco_npu.decode.bundles import open_slm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import numpy as np
 
     from export.bundle.reader import Bundle
 
@@ -65,29 +62,13 @@ def tree_pass(bundle: Bundle, text: Sequence[int], chain: Sequence[int]) -> Tree
 
     The pass runs on the HTP simulator where this host has one. Raises BundleError for a bundle without tables.
     """
-    manifest, slm = bundle.manifest, slm_info(bundle)
-    keep = KeepSet.load(
-        bundle.path(manifest.keep_set.file),
-        manifest.keep_set.vocab_size,
-        (),
-        expected_sha256=manifest.keep_set.sha256,
-    )
     simulated = why_unavailable() is None
-    model = SlmModel(
-        slm_config(bundle),
-        open_tables(bundle),
-        open_graph(bundle, slm.draft_graph, simulated),
-        bundle.graph(slm.draft_graph).rows,
-        open_graph(bundle, slm.prefill_graph, simulator=False),
-        bundle.graph(slm.prefill_graph).rows,
-        manifest.window,
-        "int8",
-    )
+    model, keep = open_slm(bundle, simulator=simulated)
     session = model.begin()
     session.prefill(text[:-1])
     tokens = (int(text[-1]), *chain)
     logits = softcapped(session.draft(RowTree.chain(len(tokens)), tokens), model.config.final_logit_softcapping)
-    children = children_of(logits, np.asarray(keep.token_ids), chain)
+    children = children_of(logits, keep, chain)
     return TreePass("HTP simulator" if simulated else "CPU (QDQ)", tokens, children)
 
 
@@ -101,12 +82,3 @@ def children_of(logits: np.ndarray, keep: np.ndarray, chain: Sequence[int]) -> t
         ids = [int(keep[column]) for column in at]
         rows.append(tuple(Child(i, p, i == following) for i, p in zip(ids, of_row, strict=True)))
     return tuple(rows)
-
-
-def open_tables(bundle: Bundle) -> SlmTables:
-    """The bundle's two tables, memory-mapped. Raises BundleError where it has none."""
-    found = (bundle.manifest.table, bundle.manifest.per_layer_table)
-    files = [bundle.path(table.file) for table in found if table is not None]
-    if len(files) != len(found):
-        raise BundleError(f"bundle {bundle.folder} has no embedding tables; export it again without --no-table")
-    return SlmTables(*(PackedTable.load(file) for file in files))

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import ValidationError
 
+from calibration.errors import KeepSetError
+from calibration.keepset import KeepSet
 from export.bundle.manifest import MANIFEST_NAME, SCHEMA_VERSION, FileInfo, GraphInfo, Manifest, check_relative_path
 from export.bundle.onnx_files import io_names, missing_external_files, read_skeleton
 from export.errors import BundleError
@@ -21,7 +23,7 @@ from export.hashing import sha256_file
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ProblemKind = Literal["missing", "size", "sha256", "unlisted", "outside", "onnx", "names"]
+ProblemKind = Literal["missing", "size", "sha256", "unlisted", "outside", "onnx", "names", "keep_set"]
 _CHECKED_ROLES = ("qdq", "context")  # graphs whose boundary is the one that the manifest describes
 _SHOWN_PROBLEMS = 5
 
@@ -91,7 +93,8 @@ def open_bundle(folder: Path | str) -> Bundle:
 
 def verify_files(bundle: Bundle) -> list[FileProblem]:
     """Compare every file with the manifest: missing, size, SHA-256, unlisted, links that lead outside; then, for each
-    .onnx, its external data and its input and output names. An empty list means intact."""
+    .onnx, its external data and its input and output names; and the keep set, which must be the one that graphs and
+    tables were cut to, also where its file is listed as it is. An empty list means intact."""
     problems = [problem for info in bundle.manifest.files if (problem := _check_file(bundle, info)) is not None]
     problems += _unlisted(bundle)
     unusable = {problem.path for problem in problems if problem.kind in ("missing", "outside")}
@@ -99,6 +102,8 @@ def verify_files(bundle: Bundle) -> list[FileProblem]:
     for name in listed:
         if name not in unusable:
             problems += _check_onnx(bundle, name)
+    if bundle.manifest.keep_set.file not in {problem.path for problem in problems}:
+        problems += _check_keep_set(bundle)
     return problems
 
 
@@ -182,6 +187,17 @@ def _unlisted(bundle: Bundle) -> list[FileProblem]:
     listed = {info.path for info in bundle.manifest.files} | {MANIFEST_NAME}
     extra = (name for name in files_in(bundle.folder) if name not in listed)
     return [FileProblem(name, "unlisted", "not listed in the manifest: remove it") for name in extra]
+
+
+def _check_keep_set(bundle: Bundle) -> Iterator[FileProblem]:
+    info = bundle.manifest.keep_set
+    try:
+        found = KeepSet.load(bundle.path(info.file), info.vocab_size, (), expected_sha256=info.sha256)
+    except KeepSetError as error:
+        yield FileProblem(info.file, "keep_set", f"not the keep set that this bundle was made with: {error}")
+        return
+    if found.size != info.size:
+        yield FileProblem(info.file, "keep_set", f"{found.size} token ids, the manifest says {info.size}")
 
 
 def _check_onnx(bundle: Bundle, name: str) -> Iterator[FileProblem]:

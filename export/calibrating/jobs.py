@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from calibration.threads import one_thread
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -36,9 +38,5 @@ def open_jobs(count: int) -> Iterator[Jobs]:
         with ProcessPoolExecutor(count, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             yield Jobs(pool)
         return
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         yield Jobs(None)
-    finally:
-        torch.set_num_threads(threads)

@@ -11,16 +11,17 @@ import numpy as np
 
 from calibration.errors import CalibrationError
 from calibration.observations import Observations, Subject, merge_all
+from calibration.responses import require_verifier
 from calibration.states import greedy_sequence
 from calibration.verifier import load_verifier
 from export.calibrating.jobs import open_jobs
 from export.calibrating.shards import Calibrated, PromptTexts, choose_keep_set, dealt, read_texts
-from export.calibrating.watch import WatchedGraph, Watcher, save_watched
+from export.calibrating.watch import Watcher
 from export.checkpoint.reader import CheckpointReader
 from export.checkpoint.slm import read_slm_checkpoint
 from export.checkpoint.slm_tables import per_layer_table, token_table
-from export.graphs.clips import clip_bounds
-from export.slm.calibrate import read_and_draft, table_ranges
+from export.observe import WatchedGraph, save_watched
+from export.slm.calibrate import cache_ranges, read_and_draft, table_ranges
 from export.slm.float_graph import build_graph
 from export.slm.runner import SlmModel, SlmTables
 from export.slm.sources import ANSWER_TOKENS, open_slm_sources, require_vocabulary
@@ -32,11 +33,19 @@ if TYPE_CHECKING:
 
     from calibration.keepset import KeepSet
     from calibration.observers import TensorObserver
-    from export.activation_params import Range
     from export.calibrating.options import CalibrationOptions
     from export.checkpoint.slm import SlmCheckpoint
     from export.slm.options import SlmExportOptions
     from export.slm.sources import SlmSources
+
+
+@dataclass(frozen=True)
+class _Answering:
+    """Hash of the verifier whose answers are read, None for none; its folder where it has yet to answer; a remark."""
+
+    sha256: str | None
+    folder: Path | None
+    remark: str | None
 
 
 @dataclass(frozen=True)
@@ -77,14 +86,16 @@ def calibrate_slm(
     given = given_keep_set(options.keep_set, vocabulary)
     if given is None:
         keep_set_size(options.keep_set, vocabulary)  # a wrong number is refused before the long work
-    verifier, remark = _verifier(sources)
     prompts = read_texts(vocabulary.tokenizer, options)
+    answering = _answering(sources, prompts)
     parts = dealt(prompts, options)
     with TemporaryDirectory() as scratch, open_jobs(len(parts)) as jobs:
-        texts = [{n: prompts.encoded[n] for n in part} for part in parts]
-        if verifier is not None:
+        known = prompts.encoded if prompts.answered is None else prompts.answered
+        texts = [{n: known[n] for n in part} for part in parts]
+        if answering.folder is not None:
             progress(f"the verifier answers {len(prompts.encoded)} prompts in {len(parts)} jobs")
-            asked = [_Asking(verifier, list(part.values()), sources.checkpoint.config.vocab_size) for part in texts]
+            vocab_size = sources.checkpoint.config.vocab_size
+            asked = [_Asking(answering.folder, list(part.values()), vocab_size) for part in texts]
             answers = jobs.run(_answer, asked)
             texts = [dict(zip(part, found, strict=True)) for part, found in zip(texts, answers, strict=True)]
         sequences = [text for part in texts for text in part.values()]
@@ -95,20 +106,31 @@ def calibrate_slm(
         ids, folder = np.asarray(keep.token_ids), sources.source.folder
         tasks = [_Drafting(watched, folder, ids, settings.rows, settings.window, part) for part in texts]
         tensors = jobs.run(_draft, tasks)
-    subject = _subject(sources, verifier, keep, prompts, settings, watched)
+    hashes = {
+        "checkpoint": sources.checkpoint.reader.sha256,
+        "verifier": answering.sha256,
+        "keep_set": keep.sha256,
+        "prompts": prompts.sha256,
+    }
+    subject = _subject(sources.checkpoint, watched, hashes, prompts.prompts, settings)
     shards = [Observations(subject, part, seen) for part, seen in zip(parts, tensors, strict=True)]
-    return Calibrated(merge_all(shards), keep, given is None, remark)
+    return Calibrated(merge_all(shards), keep, given is None, answering.remark)
 
 
-def _verifier(sources: SlmSources) -> tuple[Path | None, str | None]:
-    """The verifier that answers, and a remark where none can."""
-    if sources.verifier_source is None:
-        return None, "no verifier is given: prompts are read without answers"
-    folder = sources.verifier_source.folder
-    reason = why_not_runnable(folder)
+def _answering(sources: SlmSources, prompts: PromptTexts) -> _Answering:
+    """The verifier that answers or has answered. Raises ResponseFileError for responses of another or of several."""
+    source, file = sources.verifier_source, prompts.responses
+    if file is not None:
+        # whole or not, runnable or not: a verifier that has answered does not run here
+        sha256 = CheckpointReader(source.folder).sha256 if source else file.responses[0].verifier_sha256
+        require_verifier(file, sha256)
+        return _Answering(sha256, None, None)
+    if source is None:
+        return _Answering(None, None, "no verifier is given: prompts are read without answers")
+    reason = why_not_runnable(source.folder)
     if reason is not None:
-        return None, f"prompts are read without answers: {reason}"
-    return folder, None
+        return _Answering(None, None, f"prompts are read without answers: {reason}")
+    return _Answering(CheckpointReader(source.folder).sha256, source.folder, None)
 
 
 def _answer(task: _Asking) -> list[list[int]]:
@@ -138,39 +160,21 @@ def _tables(checkpoint: SlmCheckpoint) -> SlmTables:
     return SlmTables(token_table(checkpoint), per_layer_table(checkpoint))
 
 
-def _given(checkpoint: SlmCheckpoint, watched: WatchedGraph) -> dict[str, Range]:
-    """The 8-bit ranges of new keys and values, and so of past ones and all else that moves with them."""
-    given: dict[str, Range] = {}
-    for owner in checkpoint.config.cache_owners:
-        for role, scale in zip(("keys", "values"), checkpoint.cache_scales(owner), strict=True):
-            tied = watched.owners[f"new_{role}_{owner}"]
-            given |= {name: clip_bounds(scale) for name, group in watched.owners.items() if group == tied}
-    return given
-
-
 def _subject(
-    sources: SlmSources,
-    verifier: Path | None,
-    keep: KeepSet,
-    prompts: PromptTexts,
-    settings: SlmExportOptions,
+    checkpoint: SlmCheckpoint,
     watched: WatchedGraph,
+    hashes: dict[str, str | None],
+    prompts: int,
+    settings: SlmExportOptions,
 ) -> Subject:
-    checkpoint = sources.checkpoint
+    shaping = ("rows", "window", "two_bit", "head_bits", "activation_clip")
     return Subject(
         kind="slm",
-        hashes={
-            "checkpoint": checkpoint.reader.sha256,
-            "verifier": CheckpointReader(verifier).sha256 if verifier is not None else None,
-            "keep_set": keep.sha256,
-            "prompts": prompts.sha256,
-        },
-        prompts=prompts.prompts,
-        settings={
-            name: getattr(settings, name) for name in ("rows", "window", "two_bit", "head_bits", "activation_clip")
-        },
+        hashes=hashes,
+        prompts=prompts,
+        settings={name: getattr(settings, name) for name in shaping},
         owners=watched.owners,
-        given=_given(checkpoint, watched),
+        given=cache_ranges(checkpoint, watched.owners),
         limits=watched.limits,
         reach=table_ranges(_tables(checkpoint)),
     )

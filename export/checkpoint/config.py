@@ -26,14 +26,14 @@ class Vocabulary(Protocol):
 
 
 def read_config(folder: Path, *model_types: str) -> dict[str, Any]:
-    """The configuration of a checkpoint whose `model_type` is one of `model_types`.
+    """The configuration of a checkpoint whose `model_type` is one of `model_types`, or any where none are named.
 
     Raises CheckpointError where config.json is absent, not a JSON object, or of another model type.
     """
     path = folder / CONFIG_FILE
     config = _read_object(path)
     found = config.get("model_type")
-    if found not in model_types:
+    if model_types and found not in model_types:
         raise CheckpointError(f"{path}: model_type is {found!r}, expected {' or '.join(repr(t) for t in model_types)}")
     return config
 

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from export.engines.cpu import FloatGraph
 from export.observe import RangeRecorder
+from quant.dtypes import INT8
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
     from calibration.states import HeadState
     from export.activation_params import Range
     from export.mtp.chain import MtpChain
+    from export.observe import WatchedGraph
+    from quant.table import EmbeddingTable
 
 
-def collect_ranges(observed: Path, chain: MtpChain, states: Iterable[HeadState]) -> dict[str, Range]:
-    """Minimum and maximum of every float value while `chain` drafts from `states`.
-
-    The attention mask is masked out of nothing: its own range and that of the sums it enters are bounded by -100.
-    """
-    recorder = RangeRecorder(FloatGraph(observed))
+def collect_ranges(watched: WatchedGraph, chain: MtpChain, states: Iterable[HeadState]) -> dict[str, Range]:
+    """Minimum and maximum of every float value while `chain` drafts from `states`; masks have none."""
+    recorder = RangeRecorder(watched)
     for state in states:
         for _ in chain.run(recorder, state):
             pass
     return recorder.ranges
+
+
+def table_ranges(table: EmbeddingTable) -> dict[str, Range]:
+    """What rows of the table can reach: any kept token may be drafted, also one that no calibration prompt drew."""
+    highest = float(table.scale.max()) * INT8.qmax
+    return {"embedding": (-highest, highest)}

@@ -36,23 +36,22 @@ from export.engines.htp import TARGETS, CompiledGraph, compile_graph, simulator_
 from export.errors import ExportError
 from export.graphs.feeds import FeedBuilder
 from export.graphs.mtp import MtpHead, load_mtp_head
-from export.mtp.calibrate import collect_ranges
+from export.mtp.calibrate import collect_ranges, table_ranges
 from export.mtp.chain import MtpChain
 from export.mtp.check import GRAPH_NAME, SAMPLES_FILE, reference_stages
 from export.mtp.float_graph import build_float_graph
 from export.mtp.given_codes import given_codes
 from export.mtp.options import MtpExportResult
-from export.mtp.quantized_graph import QuantizedStep, quantize_step
+from export.mtp.quantized_graph import HIDDEN_TIE, QuantizedStep, quantize_step
 from export.mtp.reference import FakeQuantizedHead, TransformersHead
 from export.mtp.samples import record_samples, run_samples, save_samples, stack_outputs
 from export.mtp.sources import Evidence, Sources, gather_evidence, open_sources, table_and_embed, vocabulary_of
-from export.observe import save_graph, save_observed
+from export.observe import save_graph, save_watched
 from export.parity import CPU_STAGE, SIMULATOR_COSINE, SIMULATOR_STAGE, Stage, compare
 from export.sources import copy_tokenizer, counted_keep_set, given_keep_set, keep_set_size
-from quant.dtypes import INT8
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from calibration.keepset import KeepSet
     from export.mtp.options import MtpExportOptions
@@ -119,9 +118,9 @@ def _make(
     sources, evidence, keep = inputs.sources, inputs.evidence, inputs.keep
     keep.save(path("keep_set.json"))
     progress("building the embedding table")
-    table, embed = table_and_embed(sources, keep, options.seed)
-    if not options.table:
-        table = None  # its rows still feed the chains that calibrate and check
+    rows, embed = table_and_embed(sources, keep, options.seed)
+    # where no table is written, its rows still feed the chains that calibrate and check
+    table = rows if options.table else None
     if table is not None:
         table.save(path("tables/embedding.safetensors"))
     config = sources.head.config
@@ -129,12 +128,9 @@ def _make(
     chain = MtpChain(feeds, keep.token_ids, embed)
     head = load_mtp_head(config, sources.head.state_dict())
     given = given_codes(sources.head_source.folder, head, keep.token_ids, options.bits)
-    with TemporaryDirectory() as scratch:
-        progress("tracing and cutting the graph")
-        model = build_float_graph(head, keep.token_ids, options.window)
-        ranges, samples = _observe(model, chain, evidence, Path(scratch), progress)
-    if table is not None:
-        ranges = ranges.merge(_table_range(table))
+    progress("tracing and cutting the graph")
+    model = build_float_graph(head, keep.token_ids, options.window)
+    ranges, samples = _observe(model, chain, evidence, rows, progress)
     ranges.save(path("ranges.json"))
     progress("quantising weights and activations")
     step = quantize_step(model, ranges.bounds, options.bits, options.kv_bits, given)
@@ -155,28 +151,32 @@ def _make(
     return _Made(keep, inputs.keep_source, table, ranges, step, samples, compiled, simulated)
 
 
-def _table_range(table: EmbeddingTable) -> Ranges:
-    # Any kept token may be drafted, also one that no calibration prompt drew: its row must not saturate.
-    highest = float(table.scale.max()) * INT8.qmax
-    return Ranges({"embedding": (-highest, highest)}, "table")
-
-
 def _simulate_once(cpu: QuantizedGraph, simulator: QuantizedGraph, samples: Samples, feeds: FeedBuilder) -> Stage:
     on_cpu = run_samples(samples, feeds, cpu, [0])
     return compare(SIMULATOR_STAGE, run_samples(samples, feeds, simulator, [0]).named, CPU_STAGE, on_cpu.named)
 
 
 def _observe(
-    model: ir.Model, chain: MtpChain, evidence: Evidence, scratch: Path, progress: Callable[[str], None]
+    model: ir.Model,
+    chain: MtpChain,
+    evidence: Evidence,
+    table: EmbeddingTable | None,
+    progress: Callable[[str], None],
 ) -> tuple[Ranges, Samples]:
-    save_graph(model, scratch / "float.onnx")
-    ranges = evidence.ranges
-    if ranges is None:
-        progress("calibrating activations")
-        save_observed(model, scratch / "observed.onnx")
-        ranges = Ranges(collect_ranges(scratch / "observed.onnx", chain, evidence.calibration), evidence.source)
-    samples = record_samples(chain, evidence.held_out, FloatGraph(scratch / "float.onnx"))
-    return ranges, samples
+    """Ranges that hold what `table` can reach, and samples."""
+    with TemporaryDirectory() as scratch:
+        folder, ranges = Path(scratch), evidence.ranges
+        owners: Mapping[str, str] = {}
+        if ranges is None:
+            progress("calibrating activations")
+            watched = save_watched(model, folder / "observed.onnx", [HIDDEN_TIE])
+            ranges = Ranges(collect_ranges(watched, chain, evidence.calibration), evidence.source)
+            owners = watched.owners
+        if table is not None:
+            ranges = ranges.merge(Ranges(table_ranges(table), "table"))
+        save_graph(model, folder / "float.onnx")
+        samples = record_samples(chain, evidence.held_out, FloatGraph(folder / "float.onnx"))
+    return ranges.tied(owners), samples
 
 
 def _add_references(samples: Samples, sources: Sources, head: MtpHead, step: QuantizedStep, chain: MtpChain) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from calibration.errors import CalibrationError
 from calibration.prompts import Prompt, encode_prompt, read_prompts
+from calibration.threads import one_thread
 from calibration.verifier import load_verifier
 from export.checkpoint.mtp import read_mtp_checkpoint
 from export.checkpoint.source import CONFIG_FILES, TOKENIZER_FILES, CheckpointSource, resolve_checkpoint
@@ -143,7 +144,8 @@ def _run_prompts(
     verifier: Gemma4ForCausalLM, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], window: int
 ) -> PromptStates:
     encoded = [encode_prompt(tokenizer, prompt) for prompt in prompts]
-    return states_of_prompts(verifier, encoded, window)
+    with one_thread():
+        return states_of_prompts(verifier, encoded, window)
 
 
 def _why_not_run(sources: Sources) -> str | None:

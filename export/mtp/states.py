@@ -36,6 +36,13 @@ class PromptStates:
 def states_of_prompts(verifier: Gemma4ForCausalLM, prompts: Sequence[Sequence[int]], window: int) -> PromptStates:
     """Answer every prompt greedily and cut states at the answer's start and at its middle."""
     sequences = [greedy_sequence(verifier, prompt, _ANSWER_TOKENS) for prompt in prompts]
+    return states_of_answers(verifier, prompts, sequences, window)
+
+
+def states_of_answers(
+    verifier: Gemma4ForCausalLM, prompts: Sequence[Sequence[int]], sequences: list[list[int]], window: int
+) -> PromptStates:
+    """`states_of_prompts` of `sequences` that are there: every prompt with an answer of at least one token."""
     positions = []
     for prompt, sequence in zip(prompts, sequences, strict=True):
         last = len(sequence) - 1

@@ -34,9 +34,9 @@ from export.checkpoint.slm_tables import per_layer_table, token_table
 from export.engines.cpu import FloatGraph, cpu_session
 from export.engines.htp import TARGETS, compile_graph, compile_shared, simulator_session, why_unavailable
 from export.errors import CompileError, ExportError
-from export.observe import save_graph, save_observed
+from export.observe import save_graph, save_watched
 from export.parity import CPU_STAGE, SIMULATOR_COSINE, SIMULATOR_STAGE, compare
-from export.slm.calibrate import collect_ranges
+from export.slm.calibrate import cache_ranges, collect_ranges
 from export.slm.check import SAMPLES_FILE, reference_stages
 from export.slm.float_graph import build_graph, keep_caches_only
 from export.slm.options import PAPER_GRAPH_BYTES, SlmExportOptions, SlmExportResult
@@ -159,11 +159,11 @@ def _quantize(
         ranges = texts.ranges
         if ranges is None:
             progress(f"calibrating activations on {len(texts.calibration)} texts")
-            save_observed(draft, folder / "observed.onnx")
-            found = collect_ranges(
-                folder / "observed.onnx", config, tables, texts.calibration, keep, options.rows, window
-            )
-            ranges = Ranges(found, texts.source)
+            watched = save_watched(draft, folder / "observed.onnx")
+            found = collect_ranges(watched, config, tables, texts.calibration, keep, options.rows, window)
+            given = cache_ranges(checkpoint, watched.owners)
+            chosen = {name: bounds for name, bounds in found.items() if name not in given}
+            ranges = Ranges(chosen, texts.source).tied(watched.owners)
             for file in folder.iterdir():
                 file.unlink()
         ranges.save(path("ranges.json"))

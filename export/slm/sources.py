@@ -11,6 +11,7 @@ import numpy as np
 from calibration.errors import CalibrationError
 from calibration.prompts import encode_prompt, read_prompts
 from calibration.states import greedy_sequence
+from calibration.threads import one_thread
 from calibration.verifier import load_verifier
 from export.checkpoint.slm import read_slm_checkpoint
 from export.checkpoint.source import CONFIG_FILES, TOKENIZER_FILES, CheckpointSource, resolve_checkpoint
@@ -148,7 +149,8 @@ def _run_prompts(
     progress(f"{len(encoded)} prompts {'and the verifier’s answers' if verifier is not None else 'without answers'}")
     if verifier is None:
         return [(ids, len(ids)) for ids in encoded]
-    return [(greedy_sequence(verifier, ids, ANSWER_TOKENS), len(ids)) for ids in encoded]
+    with one_thread():
+        return [(greedy_sequence(verifier, ids, ANSWER_TOKENS), len(ids)) for ids in encoded]
 
 
 def require_vocabulary(size: int, ours: int) -> None:

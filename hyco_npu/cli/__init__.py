@@ -12,7 +12,21 @@ from typing import Annotated
 import typer
 
 from hyco_npu import __version__
-from hyco_npu.cli import calibrate, check, demo, estimate, export, export_slm, family, keepset, prompts, qat
+from hyco_npu.cli import (
+    calibrate,
+    check,
+    demo,
+    estimate,
+    export,
+    export_slm,
+    family,
+    fit_scores,
+    generate,
+    keepset,
+    prompts,
+    qat,
+    sweep,
+)
 
 _PACKAGES = ("hyco_npu", "device_runner", "export", "calibration", "quant")
 
@@ -32,6 +46,9 @@ app.add_typer(check.app)
 app.add_typer(estimate.app)
 app.add_typer(demo.app)
 app.add_typer(qat.app)
+app.add_typer(generate.app)
+app.add_typer(sweep.app)
+app.add_typer(fit_scores.app)
 
 
 def main() -> None:

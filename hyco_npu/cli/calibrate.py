@@ -42,11 +42,16 @@ class MethodChoice(str, Enum):
 _SHOWN = 20
 
 PromptsOption = Annotated[
-    Path, typer.Option(metavar="FILE", help="Prompts (.jsonl, .txt).", show_default="the family's prompts")
+    Path,
+    typer.Option(
+        metavar="FILE",
+        help="Prompts (.jsonl, .txt), or responses of `prompts generate`, which are not generated again.",
+        show_default="the family's prompts",
+    ),
 ]
 MethodOption = Annotated[
     MethodChoice,
-    typer.Option(help="Range: all values, all but a few, or the least squared error at 16 bits."),
+    typer.Option(help="Range: all values, all but a few, or the least squared error of the codes."),
 ]
 PercentileOption = Annotated[float, typer.Option(help="Percent of the values that the percentile method keeps.")]
 ShardOption = Annotated[
@@ -84,6 +89,9 @@ def mtp(
     keep_set: KeepSetOption = None,
     window: Annotated[int, typer.Option(help="Keys and values that the graph attends to.")] = 1024,
     position: Annotated[PositionChoice, typer.Option(help="Position rule of the query.")] = PositionChoice.P,
+    kv_bits: Annotated[
+        int, typer.Option(help="Bits of keys and values, 16 or 8, as for export; the mse method depends on them.")
+    ] = 16,
     method: MethodOption = MethodChoice.MINMAX,
     percentile: PercentileOption = 99.99,
     shard: ShardOption = "1/1",
@@ -97,7 +105,9 @@ def mtp(
     from hyco_npu.defaults import mtp_export_options
 
     options = _options(prompts, keep_set, method, percentile, shard, jobs)
-    settings = mtp_export_options(out, checkpoint, verifier, window=window, position_rule=position.value, table=False)
+    settings = mtp_export_options(
+        out, checkpoint, verifier, window=window, position_rule=position.value, kv_bits=kv_bits, table=False
+    )
     _calibrate(lambda progress: calibrate_mtp(settings, options, progress), options, out, force, as_json)
 
 

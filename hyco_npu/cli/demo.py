@@ -70,7 +70,7 @@ def demo(
         for one in steps.draft_rounds(bundle, ids, max_new_tokens):
             rounds.append(one)
             _print_round(console, len(rounds) - 1, one, tokenizer)
-        tokens = [token for one in rounds for token in one.round.emitted]
+        tokens = [token for one in rounds for token in one.emitted]
         identical = tokens == steps.plain_greedy(ids, max_new_tokens)
         shown = steps.show_tree(slm_bundle, ids, rounds)
     console.rule("Text")
@@ -91,11 +91,11 @@ def _print_round(console: Console, number: int, one: DemoRound, tokenizer: PreTr
     from rich.text import Text
 
     line = Text(f"{number:3d} {one.engine:14s} ")
-    accepted = len(one.round.accepted)
-    for index, token in enumerate(one.round.drafted):
+    accepted = len(one.accepted)
+    for index, token in enumerate(one.drafted):
         line.append(_piece(tokenizer, token), style="green" if index < accepted else "red strike")
-    line.append(_piece(tokenizer, one.round.bonus), style="bold cyan")
-    line.append(f"   {accepted}/{len(one.round.drafted)}", style="dim")
+    line.append(_piece(tokenizer, one.emitted[-1]), style="bold cyan")
+    line.append(f"   {accepted}/{len(one.drafted)}", style="dim")
     console.print(line)
 
 
@@ -199,9 +199,9 @@ def _json(
         "rounds": [
             {
                 "engine": one.engine,
-                "drafted": list(one.round.drafted),
-                "accepted": list(one.round.accepted),
-                "bonus": one.round.bonus,
+                "drafted": list(one.drafted),
+                "accepted": list(one.accepted),
+                "bonus": one.round.reply.bonus,
             }
             for one in rounds
         ],

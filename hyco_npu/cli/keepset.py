@@ -37,6 +37,10 @@ _SHOWN_IDS = 8
     app, "build", example="hyco-npu keepset build --prompts train.jsonl --responses responses.jsonl --out keep.json"
 )
 def build(
+    more_prompts: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[FILE]...", help="Further prompt files: --prompts A B C.", show_default=False),
+    ] = None,
     size: Annotated[
         int | None,
         typer.Option(min=1, help="Tokens to keep.", show_default="86016, or 3/4 of a smaller vocabulary"),
@@ -45,7 +49,7 @@ def build(
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="Prompts whose tokens are counted; may be given several times.",
+            help="Prompts whose tokens are counted; several files, or several times.",
             show_default="the family's calibration prompts, where no responses are given",
         ),
     ] = None,
@@ -99,9 +103,10 @@ def build(
     if size is None:
         size = default_keep_size(vocabulary.size)
     _require_size(size, vocabulary)
+    prompts = [*(prompts or ()), *(more_prompts or ())]
     if not prompts and not responses:
         prompts = [CALIBRATION_PROMPTS]
-    texts = [prompt_text(path, tokenizer, chat=chat) for path in prompts or ()]
+    texts = [prompt_text(path, tokenizer, chat=chat) for path in prompts]
     texts += [response_text(path) for path in responses or ()]
     held_out = _held_out(validation, tokenizer, chat)
     counted = count_keep_set(texts, held_out, size, vocabulary.required_ids, vocabulary.size)

@@ -60,9 +60,9 @@ def qat(
     ] = None,
     steps: Annotated[int, typer.Option(help="Optimiser steps.")] = 100,
     bits: Annotated[int, typer.Option(help="Bits of the weights: 4, 3 or 2; export takes 4.")] = 4,
-    learning_rate: Annotated[float, typer.Option(help="Peak of the schedule.")] = 3e-4,
-    sequences: Annotated[int, typer.Option(help="Answers in a batch.")] = 16,
-    rows: Annotated[int, typer.Option(help="Positions drawn from each of them.")] = 32,
+    learning_rate: Annotated[float, typer.Option(help="Peak of the schedule.")] = 6e-4,
+    sequences: Annotated[int, typer.Option(help="Answers in a batch.")] = 64,
+    rows: Annotated[int, typer.Option(help="Positions drawn from each of them.")] = 16,
     micro_batch: Annotated[
         int, typer.Option(help="Answers that go through the head at once; gradients add up.", show_default="all")
     ] = 0,

@@ -1,101 +1,70 @@
-"""The decoding loop: draft, verify, accept, commit."""
+"""The decoding loop, on the device: draft, have it verified and accepted, commit."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hyco_npu.decode.errors import DecodeError
+from hyco_npu.decode.tree import DraftTree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from calibration.states import HeadState
-    from export.engines.graph_io import StepGraph
-    from export.mtp.chain import MtpChain
-    from hyco_npu.decode.verifier import Verdict
-
-
-class Drafter(Protocol):
-    """The device's side of a round."""
-
-    def draft(self, state: HeadState) -> list[int]:
-        """Token ids that may follow the state's token, as a chain."""
-        ...
-
-
-class Verifier(Protocol):
-    """The server's side of a round."""
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        """Tokens that end a text."""
-        ...
-
-    def prefill(self, prompt: Sequence[int]) -> Verdict:
-        """Take in the prompt and choose the first token."""
-        ...
-
-    def verify(self, draft: Sequence[int]) -> Verdict:
-        """Accept a prefix of the draft and choose the token behind it."""
-        ...
-
-
-@dataclass(frozen=True)
-class MtpDrafter:
-    """An MTP chain on any engine."""
-
-    chain: MtpChain
-    graph: StepGraph
-    length: int
-
-    def draft(self, state: HeadState) -> list[int]:
-        """`length` greedy tokens."""
-        return [step.token_id for step in self.chain.run(self.graph, state, self.length)]
-
-
-class NoDrafter:
-    """Plain decoding: nothing is drafted, every round is one token."""
-
-    def draft(self, state: HeadState) -> list[int]:
-        """No tokens."""
-        return []
+    from hyco_npu.decode.protocols import Drafter, Reply
+    from hyco_npu.decode.target import Target
 
 
 @dataclass(frozen=True)
 class Round:
-    """One round. `emitted` is what was committed: accepted and bonus tokens, cut at a stop token or the limit.
+    """One round: what was drafted, what came of it, and where its time went.
 
-    The first round is the prefill: it drafts nothing and its bonus is the first new token.
+    The first round of a text is the prefill: its tree is the prompt's last token alone. `phases` are seconds by
+    "side.part"; `seconds` is the round's wall time, so their difference is what no phase accounts for.
     """
 
-    drafted: tuple[int, ...]
-    accepted: tuple[int, ...]
-    bonus: int
-    emitted: tuple[int, ...]
-    finished: bool
+    tree: DraftTree
+    reply: Reply
+    seconds: float
+    phases: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def emitted(self) -> tuple[int, ...]:
+        """Tokens that the round added to the text."""
+        return self.reply.emitted
 
 
-def decode(verifier: Verifier, drafter: Drafter, prompt: Sequence[int], max_new_tokens: int) -> Iterator[Round]:
-    """Yield rounds until a stop token or `max_new_tokens` tokens, exactly; the stop token is emitted."""
-    verdict = verifier.prefill(prompt)
-    drafted: tuple[int, ...] = ()
-    remaining = max_new_tokens
+def decode(target: Target, drafter: Drafter, token_ids: Sequence[int], max_new_tokens: int) -> Iterator[Round]:
+    """Yield rounds until a stop token or `max_new_tokens` tokens, exactly; the stop token is emitted.
+
+    `token_ids` follow the text that both sides hold: a prompt at first, a further turn later.
+    """
+    started = time.perf_counter()
+    target.clock.take()
+    reply = target.prefill(token_ids, max_new_tokens)
+    drafter.begin(token_ids, reply)
+    tree = DraftTree.root_only(int(token_ids[-1]))
     while True:
-        emitted = _cut((*verdict.accepted, verdict.bonus), remaining, verifier.stop_ids)
-        remaining -= len(emitted)
-        finished = remaining == 0 or emitted[-1] in verifier.stop_ids
-        yield Round(drafted, verdict.accepted, verdict.bonus, emitted, finished)
-        if finished:
+        yield Round(tree, reply, time.perf_counter() - started, target.clock.take())
+        if reply.finished:
             return
-        # A round commits one token more than it drafts: never draft beyond the limit.
-        room = remaining - 1
-        drafted = tuple(drafter.draft(verdict.state)[:room]) if room else ()
-        verdict = verifier.verify(drafted)
+        started = time.perf_counter()
+        tree = _draft(drafter, reply.emitted[-1], target.remaining)
+        if target.remaining > 1:
+            drafter.while_waiting()
+        reply = target.answer(tree)
+        drafter.commit(tree, reply)
 
 
-def _cut(tokens: tuple[int, ...], limit: int, stop_ids: frozenset[int]) -> tuple[int, ...]:
-    kept: list[int] = []
-    for token in tokens[:limit]:
-        kept.append(token)
-        if token in stop_ids:
-            break
-    return tuple(kept)
+def _draft(drafter: Drafter, root: int, remaining: int) -> DraftTree:
+    """A round emits one token more than its deepest path has: a draft never reaches beyond the limit."""
+    if remaining == 1:
+        return DraftTree.root_only(root)
+    tree = drafter.draft(remaining - 1)
+    if tree.token_ids[0] != root or max(tree.depths) >= remaining:
+        raise DecodeError(
+            f"the drafter's tree begins with token {tree.token_ids[0]} and is {max(tree.depths)} deep; it must begin "
+            f"with {root} and be at most {remaining - 1} deep"
+        )
+    return tree

@@ -23,9 +23,9 @@ class Recipe:
 
     steps: int = 100
     bits: int = 4
-    learning_rate: float = 3e-4
-    sequences: int = 16
-    rows: int = 32
+    learning_rate: float = 6e-4
+    sequences: int = 64
+    rows: int = 16
     window: int = 1024
     answer_tokens: int = 128
     seed: int = 0

@@ -9,8 +9,8 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from export.checkpoint.config import CONFIG_FILE
 from export.checkpoint.mtp import read_mtp_checkpoint
+from export.checkpoint.reader import CheckpointReader
 from export.graphs.mtp import load_mtp_head
 from export.hashing import sha256_file
 from export.sources import load_tokenizer
@@ -158,7 +158,7 @@ def _inputs(options: QatOptions, source: MtpCheckpoint) -> dict[str, object]:
     files = sorted({source.reader.file(name) for name in source.config.tensor_shapes()})
     return {
         "head_sha256": [sha256_file(file) for file in files],
-        "verifier_config_sha256": sha256_file(options.verifier / CONFIG_FILE),
+        "verifier_sha256": CheckpointReader(options.verifier).sha256,
         "prompts_sha256": sha256_file(options.prompts),
         "validation_sha256": sha256_file(options.validation),
         "recipe": asdict(options.recipe),

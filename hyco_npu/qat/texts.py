@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from calibration.generate import GenerationOptions, answer_batch
 from calibration.prompts import encode_prompt, read_prompts
-from calibration.responses import is_response_file, read_responses
+from calibration.responses import is_response_file, read_responses, require_verifier
+from export.checkpoint.reader import CheckpointReader
 from hyco_npu.family.corpus import Document
 from hyco_npu.qat.data import record
 from quant.errors import UsageError
@@ -58,12 +59,12 @@ def make_texts(
     """Let the verifier answer: training prompts greedily and sampled, validation prompts as the table needs them.
 
     A file of responses is trained on as it is. Answers of the work folder are taken where there are some. Raises
-    UsageError where a prompt is in both files.
+    UsageError where a prompt is in both files, ResponseFileError for responses of another verifier.
     """
     path = options.work_dir / TEXTS_FILE
     if path.is_file():
         return _load(path)
-    responses = _responses(options.prompts) if is_response_file(options.prompts) else []
+    responses = _responses(options) if is_response_file(options.prompts) else []
     training = [d.ids[: d.prompt_length] for d in responses] or _encoded(tokenizer, options.prompts)
     validation = _encoded(tokenizer, options.validation)
     _require_disjoint(options, training, validation)
@@ -109,8 +110,10 @@ def record_texts(
     return RecordedTexts(training, greedy, recorded("sampled validation texts", texts.sampled))
 
 
-def _responses(path: Path) -> list[Document]:
-    return [Document(r.token_ids, len(r.prompt_token_ids)) for r in read_responses(path).responses]
+def _responses(options: QatOptions) -> list[Document]:
+    file = read_responses(options.prompts)
+    require_verifier(file, CheckpointReader(options.verifier).sha256)
+    return [Document(r.token_ids, len(r.prompt_token_ids)) for r in file.responses]
 
 
 def _encoded(tokenizer: PreTrainedTokenizerBase, path: Path) -> list[list[int]]:

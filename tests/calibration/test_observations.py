@@ -27,7 +27,7 @@ SUBJECT = Subject(
     owners={"x": "x", "moved": "x", "y": "y", "keys": "keys", "looked_up": "looked_up"},
     given={"keys": (-1.28, 1.27)},
     limits={"clipped": (-0.5, 0.5)},
-    reach={"looked_up": (-9.0, 9.0)},
+    reach={"looked_up": (-9.0, 9000.0)},
 )
 
 
@@ -66,7 +66,7 @@ def test_tied_tensors_have_the_union_and_given_ones_no_range() -> None:
     assert ranges.of("x") == ranges.of("moved") == (both.min(), both.max())
     assert ranges.of("y") == (seen("y").min(), seen("y").max())
     assert ranges.of("clipped") == (seen("clipped").min(), seen("clipped").max())
-    assert ranges.of("looked_up") == (-9.0, 9.0)
+    assert ranges.of("looked_up") == (seen("looked_up").min(), 9000.0)  # seen below, reachable above
     assert "keys" not in ranges.bounds
     assert ranges.source == "prompts:p0"
 

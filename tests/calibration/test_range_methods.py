@@ -7,7 +7,13 @@ import pytest
 
 from calibration.errors import CalibrationError
 from calibration.observers import TensorObserver
-from calibration.range_methods import RangeMethod, largest_magnitude, mse_range, percentile_range
+from calibration.range_methods import (
+    RangeMethod,
+    largest_magnitude,
+    mse_range,
+    percentile_range,
+    symmetric_mse_range,
+)
 from quant.errors import UsageError
 
 STEPS = 65535
@@ -86,6 +92,46 @@ def test_no_other_clip_has_a_clearly_smaller_error(array: np.ndarray) -> None:
     best = min(squared_error(array, array.min() * a, array.max() * b) for a in grid for b in grid)
     assert found <= 1.1 * best
     assert array.min() <= low <= high <= array.max()
+
+
+def symmetric_error(array: np.ndarray, clip: float, bits: int) -> float:
+    """Of symmetric codes with a step of clip / (2^(bits - 1) - 1), each number rounded and saturated."""
+    limit = 2 ** (bits - 1) - 1
+    codes = np.clip(np.rint(array / clip * limit), -limit - 1, limit)
+    return float(((codes * clip / limit - array) ** 2).sum())
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("name", ["normal", "laplace", "uniform", "shifted", "negative"])
+def test_no_other_symmetric_clip_has_a_clearly_smaller_error(name: str, bits: int) -> None:
+    rng = np.random.default_rng(5)
+    made = {
+        "normal": rng.standard_normal(30_000),
+        "laplace": rng.laplace(size=30_000),
+        "uniform": rng.uniform(-1, 3, 30_000),
+        "shifted": rng.standard_normal(30_000) + 4,
+        "negative": -np.abs(rng.standard_t(3, 30_000)),
+    }
+    array = made[name].astype(np.float32).astype(np.float64)
+    low, high = symmetric_mse_range(observed(array), bits)
+    assert array.min() <= low <= high <= array.max()
+    best = min(symmetric_error(array, clip, bits) for clip in np.abs(array).max() * np.linspace(0.02, 1, 300))
+    assert symmetric_error(array, max(-low, high), bits) <= 1.03 * best
+    assert RangeMethod("mse").range_of(observed(array), bits) == (low, high)
+    if bits == 8 and name in ("normal", "laplace", "negative"):
+        # a search at 16 bits keeps all values, which at 8 bits costs clearly more
+        assert symmetric_error(array, np.abs(array).max(), bits) > 1.1 * best
+
+
+def test_a_symmetric_clip_is_the_closed_forms() -> None:
+    """(H - a) = n a / (12 * 127^2) with n values of size 1 and one of H: a = H / (1 + n / (12 * 127^2))."""
+    many = repeated(observed(np.array([-1.0])), 17)
+    low, high = symmetric_mse_range(many.merge(observed(np.array([5.0]))), 8)
+    assert high == pytest.approx(5 / (1 + (2**17 + 1) / (12 * 127**2)), rel=1e-3)
+    assert low == -1.0
+    # at 16 bits the same outlier costs nothing
+    assert symmetric_mse_range(many.merge(observed(np.array([5.0]))), 16)[1] == pytest.approx(5.0, rel=1e-3)
+    assert RangeMethod("minmax").range_of(many, 8) == (-1.0, -1.0)
 
 
 def test_one_outlier_beside_very_many_values_is_cut_as_the_closed_form_says() -> None:

@@ -14,6 +14,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+def test_tied_tensors_have_their_union_and_others_their_own() -> None:
+    ranges = Ranges({"a": (-1.0, 2.0), "b": (-3.0, 0.5), "c": (4.0, 5.0), "d": (0.0, 1.0)}, "prompts:x")
+    tied = ranges.tied({"a": "a", "b": "a", "c": "c", "absent": "a"})
+    assert dict(tied.bounds) == {"a": (-3.0, 2.0), "b": (-3.0, 2.0), "c": (4.0, 5.0), "d": (0.0, 1.0)}
+    assert tied.source == "prompts:x"
+    assert tied.tied({"a": "a", "b": "a"}).sha256 == tied.sha256
+
+
 def test_merge_is_the_union() -> None:
     first = Ranges({"a": (-1.0, 2.0), "b": (0.0, 1.0)}, "prompts:12ab")
     second = Ranges({"a": (-0.5, 3.0), "c": (-4.0, -2.0)}, "synthetic:seed0")

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from calibration.errors import ResponseFileError
-from calibration.responses import Response, description_path, is_response_file, read_responses, write_responses
+from calibration.responses import (
+    Response,
+    description_path,
+    is_response_file,
+    read_responses,
+    require_verifier,
+    write_responses,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,6 +96,15 @@ def test_a_file_that_holds_none(tmp_path: Path, data: bytes) -> None:
         read_responses(path)
     with pytest.raises(ResponseFileError, match="No such file"):
         read_responses(tmp_path / "absent.jsonl")
+
+
+def test_every_response_must_be_of_the_verifier(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    write_responses(path, [ONE, TWO], {})
+    require_verifier(read_responses(path), "a" * 64)
+    write_responses(path, [ONE, replace(TWO, verifier_sha256="b" * 64)], {})
+    with pytest.raises(ResponseFileError, match=r"r\.jsonl: response 'q:2' is of the verifier b{64}, not .* a{64};"):
+        require_verifier(read_responses(path), "a" * 64)
 
 
 def test_prompts_and_responses_are_told_apart(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from export.engines.graph_io import BoundaryTensor
 from export.errors import ExportError
 from export.passes import run_passes
 from export.passes.tie_ranges import TieRanges
-from quant.affine import AffineParams
+from quant.affine import AffineParams, dequantize, quantize
 from quant.dtypes import INT8, INT16, UINT16, IntegerType
 
 from .passes.builders import graph_of
@@ -83,6 +83,18 @@ def test_symmetric_owners(keys: tuple[float, float], dtype: IntegerType, largest
     found = params({"keys": dtype}, keys=keys)["keys"]
     assert (found.dtype, found.zero_point.item()) == (dtype, 0)
     assert found.scale.item() == pytest.approx(1.25 * max(map(abs, keys)) / largest, rel=1e-6)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("symmetric", [{"keys": INT8}, {"keys": INT16}, None])
+def test_keys_that_are_all_zero(symmetric: dict[str, IntegerType] | None) -> None:
+    """Case 3: a dead cache has a finite scale above 0, and zeros stay zeros."""
+    found = params(symmetric, keys=(0.0, 0.0), turned=(0.0, 0.0))["keys"]
+    assert np.isfinite(found.scale.item())
+    assert found.scale.item() > 0
+    codes = quantize(torch.zeros(4, 3), found)
+    assert bool((codes == found.zero_point).all())
+    assert not dequantize(codes, found).any()
 
 
 @pytest.mark.parametrize("name", ["keys", "turned"])

@@ -76,15 +76,18 @@ class WindowMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def accept(self, data: st.DataObject) -> None:
-        """Any rising path that continues the text, of any length."""
+        """Any rising path that continues the text, of any length; of the rows behind it, some stay drafts."""
         kept: list[int] = []
         for index, (position, _) in enumerate(self.draft):
             if position == len(self.accepted) + len(kept) and data.draw(st.booleans()):
                 kept.append(index)
-        self.cache.accept(kept)
+        behind = len(self.accepted) + len(kept)
+        others = [index for index, (position, _) in enumerate(self.draft) if position >= behind and index not in kept]
+        still = [index for index in others if data.draw(st.booleans())]
+        self.cache.accept(kept, still)
         self.accepted += [self.draft[index][1] for index in kept]
         self.left = min(self.window, self.left + len(kept))
-        self.draft = []
+        self.draft = [self.draft[index] for index in still]
 
     @precondition(lambda self: self.accepted)
     @rule(data=st.data())
@@ -269,6 +272,35 @@ def test_drafting_leaves_no_trace(prompt: int, data: st.DataObject) -> None:
         script.check()
 
 
+@pytest.mark.parametrize("prompt", [1, 129, *NEARLY_FULL])
+@settings(max_examples=15, deadline=None)
+@given(st.data())
+def test_a_path_accepted_in_pieces_equals_one_accepted_at_once(prompt: int, data: st.DataObject) -> None:
+    """Between the pieces any of the rows behind the first stay drafts, those of the second among them."""
+    parents = data.draw(trees())
+    path = path_to(parents, data.draw(st.integers(0, len(parents) - 1)))
+    cut = data.draw(st.integers(0, len(path)))
+    pieces, whole = Runner(), Runner()
+    for runner in (pieces, whole):
+        runner.prefill([(7 * place) % 256 for place in range(prompt)], PREFILL_ROWS)
+        runner.draft(parents, list(range(len(parents))), 0)
+    first, second = path[:cut], path[cut:]
+    below = [row for row in range(len(parents)) if row not in first and path_to(parents, row)[:cut] == first]
+    still = [row for row in below if row in second or data.draw(st.booleans())]
+    pieces.cache.accept(first, still)
+    assert pieces.cache.draft_positions == tuple(prompt + len(path_to(parents, row)) - 1 for row in still)
+    view, left = pieces.cache.view(), min(WINDOW, prompt + cut)
+    assert (view.count, view.drafted) == (min(WINDOW, left + len(still)), len(still))
+    drafted = rows_of([whole.states[row] for row in still], "int8")
+    for owner, rows in view.caches.items():
+        np.testing.assert_array_equal(rows.keys[..., view.accepted : view.count], drafted[owner].keys)
+        np.testing.assert_array_equal(rows.values[:, :, view.accepted : view.count], drafted[owner].values)
+    pieces.cache.accept([still.index(row) for row in second])
+    whole.cache.accept(path)
+    assert pieces.cache.positions == whole.cache.positions
+    assert_same(pieces.cache.view().caches, whole.cache.view().caches)
+
+
 @pytest.mark.parametrize("prompt", [*PROMPTS, *NEARLY_FULL])
 def test_all_rows_rejected(prompt: int) -> None:
     """The view is the very same after rounds in which nothing was accepted, also where the window is nearly full."""
@@ -325,24 +357,28 @@ def test_without_a_draft_the_view_copies_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kept", "message"),
+    ("kept", "still", "message"),
     [
-        ([4], "4 were drafted"),
-        ([-1], "4 were drafted"),
-        ([1, 0], "they must rise"),
-        ([0, 0], "they must rise"),
-        ([1], r"rows at positions \[4\] cannot be kept: the next one is 3"),
-        ([0, 2, 3], r"rows at positions \[3, 4, 4\] cannot be kept"),
+        ([4], [], "4 were drafted"),
+        ([-1], [], "4 were drafted"),
+        ([1, 0], [], "they must rise"),
+        ([0, 0], [], "they must rise"),
+        ([1], [], r"rows at positions \[4\] cannot be kept: the next one is 3"),
+        ([0, 2, 3], [], r"rows at positions \[3, 4, 4\] cannot be kept"),
+        ([], [4], "4 were drafted"),
+        ([0], [3, 2], "they must rise"),
+        ([0, 1], [1], r"rows \[1\] are to be accepted and to stay drafts"),
+        ([0, 1], [2], "position 4 cannot stay a draft: the text then has 5 tokens"),
     ],
 )
-def test_wrong_paths_are_refused_and_change_nothing(kept: list[int], message: str) -> None:
+def test_wrong_paths_are_refused_and_change_nothing(kept: list[int], still: list[int], message: str) -> None:
     runner = Runner(window=6)
     runner.prefill([1, 2, 3], 4)
     runner.draft([None, 0, 0, 0], [4, 5, 6, 7], 0)
-    before = runner.cache.view()
+    before = {owner: rows.take(np.arange(6)) for owner, rows in runner.cache.view().caches.items()}
     with pytest.raises(ExportError, match=message):
-        runner.cache.accept(kept)
-    assert_same(runner.cache.view().caches, before.caches)
+        runner.cache.accept(kept, still)
+    assert_same(runner.cache.view().caches, before)
     assert runner.cache.draft_positions == (3, 4, 4, 4)
 
 

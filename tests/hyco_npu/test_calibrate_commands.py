@@ -112,6 +112,36 @@ def test_wrong_use_is_told_and_writes_nothing(drafter: str, options: list[str], 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_responses_of_prompts_generate_are_not_generated_again(
+    calibrated: tuple[Path, dict[str, Any]], prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers as long as a calibration's own give the same ranges."""
+    out, whole = calibrated
+    responses, again = tmp_path / "responses.jsonl", tmp_path / "again.json"
+    code, result = run(
+        "prompts", "generate", "--prompts", str(prompts), "--max-new-tokens", "48", "--out", str(responses)
+    )
+    assert code == 0, result
+    monkeypatch.delattr("export.mtp.states.greedy_sequence")
+    arguments = ("calibrate", "mtp", "--prompts", str(responses), "--window", "128", "--out", str(again))
+    code, result = run(*arguments)
+    assert code == 0, result
+    assert dict(Ranges.load(again).bounds) == dict(Ranges.load(out).bounds)
+    assert result["hashes"]["verifier"] == whole["hashes"]["verifier"]
+    assert result["hashes"]["prompts"] != whole["hashes"]["prompts"]
+    responses.with_suffix(".meta.json").unlink()
+    responses.write_text(responses.read_text().replace(result["hashes"]["verifier"], "c" * 64))
+    code, result = run(*arguments, "--force")
+    assert code == 1
+    assert f"is of the verifier {'c' * 64}, not of the one that is given" in result["error"]
+
+
+def test_keys_and_values_have_16_or_8_bits(tmp_path: Path) -> None:
+    code, result = run("calibrate", "mtp", "--kv-bits", "5", "--out", str(tmp_path / "ranges.json"))
+    assert code == 2
+    assert "--kv-bits 5 is not supported" in result["error"]
+
+
 def test_files_that_are_there_are_kept(calibrated: tuple[Path, dict[str, Any]]) -> None:
     out, _ = calibrated
     before = out.read_bytes()

@@ -96,6 +96,20 @@ def test_build_keeps_the_most_frequent_and_records_coverage(tmp_path: Path, resp
     assert (shown["first_ids"][0], shown["last_ids"][-1]) == (0, 2047)
 
 
+def test_prompts_takes_several_files_in_both_ways(tmp_path: Path) -> None:
+    made = {}
+    for name, arguments in {
+        "list": ["--prompts", CALIBRATION_PROMPTS, HELD_OUT_PROMPTS],
+        "repeated": ["--prompts", CALIBRATION_PROMPTS, "--prompts", HELD_OUT_PROMPTS],
+    }.items():
+        out = tmp_path / f"{name}.json"
+        code, result = run("keepset", "build", "--size", 300, *arguments, "--out", out)
+        assert code == 0, result
+        made[name] = set(json.loads(out.read_text())["token_ids"])
+    both = [*tokens_of(CALIBRATION_PROMPTS), *tokens_of(HELD_OUT_PROMPTS)]
+    assert made["list"] == made["repeated"] == most_common(both, 300)
+
+
 def test_without_arguments_it_is_the_family_and_the_same_bytes_each_time(tmp_path: Path) -> None:
     for name in ("a", "b"):
         code, result = run("keepset", "build", "--out", tmp_path / f"{name}.json")

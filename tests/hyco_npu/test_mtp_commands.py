@@ -151,6 +151,14 @@ def test_wrong_use_exits_with_2_and_writes_nothing(tmp_path: Path, wrong: tuple[
     assert list(tmp_path.iterdir()) == []
 
 
+def test_groups_which_htp_refuses_cannot_be_asked_for(tmp_path: Path) -> None:
+    """Case 9: weights have one scale per output channel; a group in a graph that is compiled is an error of its own."""
+    result = CliRunner().invoke(app, ["export", "mtp", "--group-size", "32", "--out", str(tmp_path / "out")])
+    assert result.exit_code == 2
+    assert "--group-size" in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_another_head_needs_its_verifier(tmp_path: Path) -> None:
     code, result = run("export", "mtp", "--checkpoint", str(tmp_path), "--out", str(tmp_path / "out"))
     assert code == 2

@@ -186,6 +186,20 @@ def test_symmetric_scale_is_absmax_over_qmax() -> None:
 
 
 @pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype", [INT4, INT8])
+def test_a_whole_zero_group_stays_zero(dtype: IntegerType) -> None:
+    """Case 3: one group of 32 of a channel that is not dead; its neighbours keep their own scales."""
+    groups = torch.randn(8, 2, 32, generator=torch.Generator().manual_seed(7))
+    groups[3, 1] = 0
+    chosen = choose_symmetric(groups.abs().amax(-1, keepdim=True), dtype)
+    assert bool((torch.isfinite(chosen.scale) & (chosen.scale > 0)).all())
+    codes = quantize(groups, chosen)
+    assert not codes[3, 1].any()
+    assert not dequantize(codes, chosen)[3, 1].any()
+    assert codes[3, 0].abs().max() == codes[2, 1].abs().max() == dtype.qmax
+
+
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("tiny", [2e-7, 4e-7, 1e-6, 1e-45])
 def test_a_tiny_channel_keeps_a_scale(tiny: float, dtype: torch.dtype) -> None:

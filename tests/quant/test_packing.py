@@ -101,6 +101,14 @@ def test_offset_form_by_hand() -> None:
     assert unpack_offset(torch.tensor([0b11_10_01_00], dtype=torch.uint8), 2, 4).tolist() == [-2, -1, 0, 1]
 
 
+def test_all_256_pairs_in_offset_form() -> None:
+    """Case 2, unsigned storage: the zero point is 8, so code -8 is stored as 0 and +7 as 15."""
+    for a, b in ALL_PAIRS:
+        packed = pack_offset(int8([a, b]), 4)
+        assert packed.tolist() == [(b + 8) << 4 | (a + 8)]
+        assert unpack_offset(packed, 4, 2).tolist() == [a, b]
+
+
 @pytest.mark.parametrize("function", [pack, pack_offset])
 @pytest.mark.parametrize(("code", "bits"), [(8, 4), (-9, 4), (2, 2), (-3, 2)])
 def test_a_code_that_does_not_fit_is_named(

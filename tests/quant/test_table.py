@@ -73,6 +73,23 @@ def test_table_rows_are_within_half_a_scale_of_transformers(dtype: torch.dtype) 
     assert table.size_bytes == VOCAB * (HIDDEN + 4 + 8)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_ids_of_the_real_vocabulary(dtype: torch.dtype) -> None:
+    """Case 14: E2B's ids and scale; of its width only eight columns, to keep the layer small."""
+    ids = torch.tensor([0, 1, 2, 106, 262143])
+    torch.manual_seed(10)
+    layer = Gemma4TextScaledWordEmbedding(262144, 8, padding_idx=0, embed_scale=HIDDEN**0.5)
+    torch.nn.init.normal_(layer.weight, std=0.02)
+    expected = layer.to(dtype)(ids).detach().float()
+    scaled = layer.weight.detach()[ids].float() * embedding_scale(HIDDEN, dtype)
+    rows = scaled.to(dtype).float()
+    assert torch.equal(rows, expected)
+    found = build_table([(ids, rows)]).lookup_many(ids)
+    assert bool(((found - expected).abs() <= expected.abs().amax(1, keepdim=True) / 127 / 2 * 1.0001).all())
+    with pytest.raises(TokenIdError, match="token id 262144 "):
+        build_table([(ids, rows)]).lookup(262144)
+
+
 @pytest.mark.parametrize("token_id", [-1, VOCAB, VOCAB + 1, 2**40, -(2**40)])
 def test_an_id_outside_the_vocabulary_never_wraps(token_id: int) -> None:
     """Case 23: -1, rows and rows + 1 raise the same error, alone and among good ids."""

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from calibration.keepset import KeepSet
 from export.bundle import (
     Bundle,
     BundleWriter,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SHA_A, SHA_B, SHA_C = "a" * 64, "b" * 64, "c" * 64
+KEEP_SET = KeepSet(np.array([1, 5, 9, 106]), 107)
 
 
 def save_external_onnx(path: Path, location: str) -> None:
@@ -78,7 +80,7 @@ def example_manifest(**changes: Any) -> Manifest:
         "bits": 4,
         "window": 1024,
         "position_rule": "p-1",
-        "keep_set": KeepSetInfo(file="keep_set.json", size=4, sha256=SHA_B, vocab_size=107),
+        "keep_set": KeepSetInfo(file="keep_set.json", size=4, sha256=KEEP_SET.sha256, vocab_size=107),
         "calibration": CalibrationInfo(source="prompts:" + SHA_C, sha256=SHA_C),
         "seed": 0,
         "graphs": (graph,),
@@ -126,7 +128,7 @@ def fill(writer: BundleWriter) -> None:
     save_external_onnx(writer.path("step.onnx"), "step.onnx.data")
     save_context_onnx(writer.path("step_ctx.onnx"), "step.bin")
     writer.path("step.bin").write_bytes(b"abc")
-    writer.path("keep_set.json").write_text('{"token_ids": [1, 5, 9, 106]}')
+    KEEP_SET.save(writer.path("keep_set.json"))
     writer.path("tables/embedding.safetensors").write_bytes(bytes(range(32)))
     writer.path("tokenizer.json").write_text("{}")
 

@@ -14,7 +14,7 @@ from export.bundle import Bundle, KeepSetInfo, RuntimeTarget, open_bundle, requi
 from export.bundle.compatibility import parse_version
 from export.errors import BundleError
 
-from .builders import SHA_A, SHA_B, example_manifest
+from .builders import KEEP_SET, SHA_A, example_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +24,7 @@ PHONE = RuntimeTarget("sm8850", 87, "v81", "2.51.0")
 
 @dataclass(frozen=True)
 class Identity:
-    sha256: str = SHA_B
+    sha256: str = KEEP_SET.sha256
     size: int = 4
     vocab_size: int = 107
 
@@ -79,7 +79,7 @@ def test_keep_set_that_fits(bundle: Bundle) -> None:
 @pytest.mark.parametrize(
     ("keep_set", "message"),
     [
-        (Identity(sha256=SHA_A), f"sha256 is {SHA_A}, the manifest says {SHA_B}"),
+        (Identity(sha256=SHA_A), f"sha256 is {SHA_A}, the manifest says {KEEP_SET.sha256}"),
         (Identity(size=5), "number of ids is 5, the manifest says 4"),
         (Identity(vocab_size=151936), "vocabulary size is 151936, the manifest says 107"),
     ],

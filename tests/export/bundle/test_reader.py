@@ -7,13 +7,15 @@ import json
 import shutil
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import onnx
 import pytest
 
+from calibration.keepset import KeepSet
 from export.bundle import Bundle, open_bundle, require_intact, verify_files
 from export.errors import BundleError
 
-from .builders import save_context_onnx, save_external_onnx, write_example
+from .builders import KEEP_SET, save_context_onnx, save_external_onnx, write_example
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -163,6 +165,56 @@ def test_files_swapped_inside_a_bundle(bundle: Bundle) -> None:
     first.write_bytes(two)
     second.write_bytes(one)
     assert kinds(bundle) == [("keep_set.json", "size"), ("tokenizer.json", "size")]
+
+
+def replace_map(bundle: Bundle, content: bytes) -> Bundle:
+    """The bundle with another map whose entry among the files is its own: size and hash are right."""
+    (bundle.folder / "keep_set.json").write_bytes(content)
+    files = json.loads((bundle.folder / "manifest.json").read_text())["files"]
+    entry = next(one for one in files if one["path"] == "keep_set.json")
+    entry |= {"size_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    edit(bundle, files=files)
+    return open_bundle(bundle.folder)
+
+
+def saved(keep_set: KeepSet, path: Path) -> bytes:
+    keep_set.save(path)
+    return path.read_bytes()
+
+
+def test_the_map_of_another_run_is_refused_also_where_the_manifest_lists_it(bundle: Bundle, tmp_path: Path) -> None:
+    """Case 41: the map is sound, and its file is the one that is listed; only the bundle's own hash tells."""
+    intact = replace_map(bundle, saved(KEEP_SET, tmp_path / "same.json"))
+    assert verify_files(intact) == []
+    for ids, vocab_size in (([1, 5, 10, 106], 107), ([1, 5, 9, 106], 108), ([1, 5, 9], 107)):
+        other = KeepSet(np.array(ids), vocab_size)
+        [problem] = verify_files(replace_map(bundle, saved(other, tmp_path / "other.json")))
+        assert (problem.path, problem.kind) == ("keep_set.json", "keep_set")
+        assert "not the keep set that this bundle was made with" in str(problem)
+        with pytest.raises(BundleError, match=r"damaged.*\n  keep_set\.json: not the keep set"):
+            require_intact(open_bundle(bundle.folder))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"token_ids": [5, 1, 9, 106]}, "id 1 follows a larger one"),
+        ({"token_ids": [1, 5, 5, 106]}, "id 5 is there twice"),
+        ({"token_ids": [1, 5, 10, 106]}, "the file records the hash"),
+        ({"token_ids": None}, "list of whole numbers"),
+    ],
+)
+def test_a_map_that_is_no_map(bundle: Bundle, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    fields = {**json.loads(saved(KEEP_SET, tmp_path / "keep.json")), **changes}
+    [problem] = verify_files(replace_map(bundle, json.dumps(fields).encode()))
+    assert problem.kind == "keep_set"
+    assert message in problem.detail
+
+
+def test_a_manifest_that_miscounts_its_keep_set(bundle: Bundle) -> None:
+    edit(bundle, keep_set={**json.loads((bundle.folder / "manifest.json").read_text())["keep_set"], "size": 5})
+    [problem] = verify_files(open_bundle(bundle.folder))
+    assert str(problem) == "keep_set.json: 4 token ids, the manifest says 5"
 
 
 def test_unlisted_files(bundle: Bundle) -> None:

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors import safe_open
+from transformers import AutoTokenizer
 
+from calibration.errors import ResponseFileError
 from calibration.observations import merge_all
+from calibration.prompts import encode_prompt, read_prompts
 from calibration.range_methods import RangeMethod
 from calibration.ranges import Ranges
+from calibration.responses import Response, write_responses
 from export.bundle import open_bundle
 from export.calibrating.options import CalibrationOptions, Shard
 from export.calibrating.slm import calibrate_slm
-from export.engines.cpu import FloatGraph
+from export.checkpoint.reader import CheckpointReader
 from export.slm import export as export_module
 from export.slm.export import export_slm
 from export.slm.options import SlmExportOptions
-from hyco_npu.family import CALIBRATION_PROMPTS, SLM_DIR
+from export.slm.sources import gather_texts, open_slm_sources
+from hyco_npu.family import CALIBRATION_PROMPTS, SLM_DIR, VERIFIER_DIR
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from calibration.range_methods import MethodName
     from export.calibrating.shards import Calibrated
 
 MINMAX = RangeMethod()
@@ -56,8 +63,12 @@ def calibrated(prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Calib
     return calibrate(prompts, tmp_path_factory.mktemp("calibrated"))
 
 
-def test_past_and_new_caches_are_tied_and_have_the_checkpoints_scale(calibrated: Calibrated) -> None:
-    subject, ranges = calibrated.observations.subject, calibrated.observations.ranges(MINMAX)
+@pytest.mark.parametrize("method", ["minmax", "percentile", "mse"])
+def test_past_and_new_caches_are_tied_and_have_the_checkpoints_scale(
+    calibrated: Calibrated, method: MethodName
+) -> None:
+    """Whatever the method, no range of theirs is searched: at 8 bits their scale is the checkpoint's."""
+    subject, ranges = calibrated.observations.subject, calibrated.observations.ranges(RangeMethod(method))
     with safe_open(SLM_DIR / "model.safetensors", "np") as source:
         for owner in OWNERS:
             for role, letter in (("keys", "k"), ("values", "v")):
@@ -112,26 +123,76 @@ def test_shards_merge_to_one_run(prompts: Path, calibrated: Calibrated, tmp_path
 def test_ranges_are_those_of_an_export_that_calibrates_by_itself(
     prompts: Path, calibrated: Calibrated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # ONNX Runtime's last bits depend on the number of threads; a calibration by itself always has one.
-    monkeypatch.setattr("export.slm.calibrate.FloatGraph", partial(FloatGraph, threads=1))
+    """The very same file: bounds to the last bit and source, and so its hash."""
     monkeypatch.setattr(export_module, "why_unavailable", lambda: "this test compiles nothing")
     export_slm(settings(prompts, tmp_path / "by_itself"), lambda _: None)
-    own, found = Ranges.load(tmp_path / "by_itself" / "ranges.json"), calibrated.observations
-    assert found.tensors.keys() == own.bounds.keys() - {"mask_sliding", "mask_full"}
-    sums = {name for name in found.tensors if own.of(name)[0] < -90}
+    own = Ranges.load(tmp_path / "by_itself" / "ranges.json")
+    calibrated.observations.ranges(MINMAX).save(tmp_path / "ranges.json")
+    assert (tmp_path / "by_itself" / "ranges.json").read_bytes() == (tmp_path / "ranges.json").read_bytes()
+    sums = [name for name in own.bounds if name.endswith(".self_attn.add#2")]
     assert len(sums) == LAYERS
-    for name in found.tensors:
-        low, high = found.own_range(name, MINMAX)
-        assert high == own.of(name)[1], name
-        assert low > -90 if name in sums else low == own.of(name)[0], name
+    assert all(own.of(name)[0] > -90 for name in sums)
 
-    found.ranges(MINMAX).save(tmp_path / "ranges.json")
     export_slm(settings(prompts, tmp_path / "given", calibration=str(tmp_path / "ranges.json")), lambda _: None)
     boundaries = [
         [(t.name, t.scale, t.zero_point) for graph in graphs for t in (*graph.inputs, *graph.outputs)]
         for graphs in (_graphs(tmp_path / name) for name in ("by_itself", "given"))
     ]
     assert boundaries[0] == boundaries[1]
+
+
+def as_responses(prompts: Path, path: Path, sha256s: Sequence[str]) -> Path:
+    """The prompts as if their last four tokens were answers of these verifiers, one a prompt."""
+    tokenizer, made = AutoTokenizer.from_pretrained(SLM_DIR), []
+    for prompt, sha256 in zip(read_prompts(prompts), sha256s, strict=True):
+        ids = encode_prompt(tokenizer, prompt)
+        made.append(Response(prompt.id, None, prompt.turns, tuple(ids[:-4]), tuple(ids[-4:]), "", sha256))
+    write_responses(path, made, {})
+    return path
+
+
+def test_responses_are_read_as_they_are(prompts: Path, calibrated: Calibrated, tmp_path: Path) -> None:
+    """Without a verifier; prompts cut in two are the texts that prompts without answers are."""
+    found = calibrate(as_responses(prompts, tmp_path / "responses.jsonl", ["a" * 64] * 2), tmp_path)
+    assert found.remark is None
+    assert found.observations.subject.hashes["verifier"] == "a" * 64
+    assert found.keep_set.sha256 == calibrated.keep_set.sha256
+    for name, tensor in found.observations.tensors.items():
+        wanted = calibrated.observations.tensors[name]
+        assert (tensor.bounds, tensor.count) == (wanted.bounds, wanted.count), name
+        assert np.array_equal(tensor.bins, wanted.bins), name
+
+
+def test_responses_of_other_verifiers_are_refused(prompts: Path, tmp_path: Path) -> None:
+    mixed = as_responses(prompts, tmp_path / "mixed.jsonl", ["a" * 64, "b" * 64])
+    with pytest.raises(ResponseFileError, match=r"mixed\.jsonl: .* is of the verifier b{64}"):
+        calibrate(mixed, tmp_path)
+    other = as_responses(prompts, tmp_path / "other.jsonl", ["a" * 64] * 2)
+    named = settings(prompts, tmp_path, verifier=str(VERIFIER_DIR))
+    own = CheckpointReader(VERIFIER_DIR).sha256
+    with pytest.raises(ResponseFileError, match=rf"other\.jsonl: .* is of the verifier a{{64}}, not .* {own};"):
+        calibrate_slm(named, CalibrationOptions(other), lambda _: None)
+
+
+def test_an_export_runs_its_verifier_on_one_thread(
+    prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def answer(_: object, prompt: Sequence[int], new_tokens: int) -> list[int]:
+        seen.append(torch.get_num_threads())
+        return [*prompt, *range(new_tokens)]
+
+    monkeypatch.setattr("export.slm.sources.greedy_sequence", answer)
+    options = settings(prompts, tmp_path, verifier=str(VERIFIER_DIR))
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        gather_texts(open_slm_sources(options), options, lambda _: None)
+        assert seen == [1] * 4  # two prompts, to calibrate and as held-out ones
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_ranges_from_tables_reach_every_token(calibrated: Calibrated) -> None:

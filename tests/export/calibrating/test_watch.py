@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from export.calibrating.watch import Watcher, save_watched
+from export.calibrating.watch import Watcher
 from export.errors import ExportError
+from export.observe import save_watched
 
 from ..passes.builders import graph_of, random
 

@@ -15,7 +15,7 @@ from export.graphs.feeds import FeedBuilder
 from export.mtp.calibrate import collect_ranges
 from export.mtp.chain import MtpChain
 from export.mtp.quantized_graph import quantize_step
-from export.observe import save_observed
+from export.observe import save_watched
 
 from ..tiny import BACKBONE, KEEP, WINDOW, TinyHead, random_state
 
@@ -43,9 +43,9 @@ def quantized(tiny: TinyHead, float_onnx: Path, tmp_path_factory: pytest.TempPat
     """Bits -> the quantised step graph."""
     folder = tmp_path_factory.mktemp("quantized")
     chain = MtpChain(FeedBuilder(tiny.config, WINDOW), KEEP, embed)
-    save_observed(ir.load(float_onnx), folder / "observed.onnx")
+    watched = save_watched(ir.load(float_onnx), folder / "observed.onnx")
     states = [random_state(tiny.config, position, seed=position) for position in (5, 14, 30)]
-    ranges = collect_ranges(folder / "observed.onnx", chain, states)
+    ranges = collect_ranges(watched, chain, states)
     made = {}
     for bits in (4, 8):
         step = quantize_step(ir.load(float_onnx), ranges, bits)

@@ -13,7 +13,7 @@ from export.bundle import Bundle, BundleWriter, GraphInfo, TensorInfo
 from export.estimate.profile import read_profile
 from export.estimate.proxy import ProxyCompile
 
-from ..bundle.builders import example_manifest, slm_info
+from ..bundle.builders import KEEP_SET, example_manifest, slm_info
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,7 +77,7 @@ def write_bundle(out: Path, kind: str, rows: Mapping[str, int]) -> Bundle:
     with BundleWriter(out) as writer:
         for name, count in rows.items():
             save_qdq(writer.path(f"graphs/{name}.qdq.onnx"), count)
-        writer.path("keep_set.json").write_text('{"token_ids": [1, 5, 9, 106]}')
+        KEEP_SET.save(writer.path("keep_set.json"))
         return writer.finish(plain_manifest(kind=kind, graphs=graphs, slm=slm))
 
 

@@ -42,6 +42,24 @@ def test_columns_map_to_token_ids_and_ties_go_to_the_lowest(tiny: TinyHead) -> N
     assert steps[0].logits.tolist() == [0, 0, 0, 0, 9]
 
 
+@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [4, 2, 0, 1, 3], [3, 4, 1, 0, 2]])
+def test_drafts_follow_a_permuted_map(tiny: TinyHead, order: list[int]) -> None:
+    """Case 41: a column means the token that the map names, never the column's own number."""
+    looked_up: list[int] = []
+
+    def embed(token_id: int) -> np.ndarray:
+        looked_up.append(token_id)
+        return random_rows(token_id)
+
+    keep = KEEP[order]
+    permuted = MtpChain(FeedBuilder(tiny.config, 8), keep, embed)
+    columns = [4, 0, 2, 3]
+    graph = Scripted([[float(column == best) for column in range(5)] for best in columns])
+    drafted = [step.token_id for step in permuted.run(graph, random_state(tiny.config, 5))]
+    assert drafted == [[2, 17, 40, 106, 299][order[column]] for column in columns]
+    assert looked_up == drafted[:-1]
+
+
 def test_each_step_reads_the_token_and_the_hidden_of_the_one_before(tiny: TinyHead) -> None:
     graph, state = Scripted([[0, 1, 0, 0, 0]] * 3), random_state(tiny.config, 5)
     list(chain(tiny).run(graph, state, steps=3))

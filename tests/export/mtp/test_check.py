@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from export.bundle import Bundle, open_bundle
+from calibration.keepset import KeepSet
+from export.bundle import Bundle, Manifest, open_bundle
 from export.bundle.boundary import boundary_of
 from export.errors import BundleError, CompileError
+from export.hashing import sha256_file
 from export.mtp import check as check_module
 from export.mtp.check import check_bundle, head_config
 from export.parity import CheckResult, Stage, spread
@@ -110,12 +112,25 @@ def test_a_tampered_file_is_named(copy: Bundle, name: str, damage: str) -> None:
     assert result.problems[0].startswith(f"{name}: ")
 
 
+def test_a_map_of_another_run_is_refused_though_its_entry_vouches_for_it(copy: Bundle) -> None:
+    """Case 41: the first token that may go is left out, another one taken in; size and hash of the file are listed."""
+    path, kept = copy.path("keep_set.json"), KeepSet.load(copy.path("keep_set.json"), None, ())
+    free = next(n for n in range(kept.vocab_size) if n not in kept.token_ids)
+    KeepSet(np.sort(np.append(kept.token_ids[:-1], free)), kept.vocab_size).save(path)
+    entry = {"size_bytes": path.stat().st_size, "sha256": sha256_file(path)}
+    files = tuple(
+        info.model_copy(update=entry) if info.path == "keep_set.json" else info for info in copy.manifest.files
+    )
+    result = check(Bundle(copy.folder, copy.manifest.model_copy(update={"files": files})))
+    assert not result.ok
+    assert result.stages == []
+    assert [problem.split(":")[0] for problem in result.problems] == ["keep_set.json"]
+    assert copy.manifest.keep_set.sha256 in result.problems[0]
+
+
 @pytest.mark.htp
 def test_a_binary_swapped_with_its_hash(copy: Bundle) -> None:
     """Even a manifest that vouches for a cut binary gives a clean error, not a crash."""
-    from export.bundle.manifest import Manifest
-    from export.hashing import sha256_file
-
     path = copy.graph_file("mtp_step", "binary")
     path.write_bytes(path.read_bytes()[:-1])
     files = tuple(

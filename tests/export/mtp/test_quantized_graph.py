@@ -16,7 +16,7 @@ from export.graphs.mtp import MtpInputs
 from export.mtp.calibrate import collect_ranges
 from export.mtp.chain import MtpChain
 from export.mtp.quantized_graph import QuantizedStep, quantize_step
-from export.observe import save_graph, save_observed
+from export.observe import save_graph, save_watched
 from export.parity import cosine
 from quant.dtypes import INT4
 from quant.weights import Clip, quantize_weight
@@ -51,9 +51,9 @@ def floats(tiny: TinyHead, float_onnx: Path, tmp_path_factory: pytest.TempPathFa
     chain = MtpChain(FeedBuilder(tiny.config, 8), KEEP, random_rows)
     model = ir.load(float_onnx)
     save_graph(model, folder / "float.onnx")
-    save_observed(model, folder / "observed.onnx")
+    watched = save_watched(model, folder / "observed.onnx")
     states = [random_state(tiny.config, position, seed=position) for position in (20, 30)]
-    return Floats(folder, chain, collect_ranges(folder / "observed.onnx", chain, states))
+    return Floats(folder, chain, collect_ranges(watched, chain, states))
 
 
 @pytest.fixture(scope="module")

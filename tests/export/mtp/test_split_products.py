@@ -18,7 +18,7 @@ from export.mtp.calibrate import collect_ranges
 from export.mtp.chain import MtpChain
 from export.mtp.quantized_graph import QuantizedStep, quantize_step
 from export.mtp.split_products import PIECES, SplitProducts, worth_splitting
-from export.observe import save_graph, save_observed
+from export.observe import save_graph, save_watched
 from export.parity import cosine
 from export.passes import run_passes, tie_ranges
 from export.passes.common import MOVES
@@ -72,9 +72,9 @@ def short(tiny: TinyHead, float_onnx: Path, tmp_path_factory: pytest.TempPathFac
     chain = MtpChain(FeedBuilder(tiny.config, WINDOW), KEEP, random_rows)
     model = ir.load(float_onnx)
     save_graph(model, folder / "float.onnx")
-    save_observed(model, folder / "observed.onnx")
+    watched = save_watched(model, folder / "observed.onnx")
     states = [random_state(tiny.config, position, seed) for position, seed in CALIBRATED]
-    return Short(folder, chain, states, collect_ranges(folder / "observed.onnx", chain, states))
+    return Short(folder, chain, states, collect_ranges(watched, chain, states))
 
 
 @pytest.fixture
@@ -142,8 +142,7 @@ def test_keys_that_are_read_otherwise(short: Short) -> None:
 
 def untied(short: Short) -> QuantizedStep:
     """Every piece of the scores with a range of its own: what the calibration texts left in it."""
-    save_observed(short.cut(), short.folder / "cut.onnx")
-    ranges = collect_ranges(short.folder / "cut.onnx", short.chain, short.states)
+    ranges = collect_ranges(save_watched(short.cut(), short.folder / "cut.onnx"), short.chain, short.states)
     model = short.cut()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tie_ranges, "MOVES", MOVES - {"Concat"})

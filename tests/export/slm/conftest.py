@@ -15,7 +15,7 @@ from export.checkpoint.slm import SlmCheckpoint, read_slm_checkpoint
 from export.checkpoint.slm_tables import per_layer_table, token_table
 from export.engines.cpu import FloatGraph, cpu_session
 from export.graphs.trace import trace_module
-from export.observe import save_graph, save_observed
+from export.observe import save_graph, save_watched
 from export.slm import float_graph, weights
 from export.slm.calibrate import collect_ranges
 from export.slm.float_graph import build_graph, keep_caches_only
@@ -133,9 +133,9 @@ def float_model(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 @pytest.fixture(scope="session")
 def ranges(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Range]:
     path = tmp_path_factory.mktemp("observed") / "observed.onnx"
-    save_observed(tiny.build("int4"), path)
+    watched = save_watched(tiny.build("int4"), path)
     texts = [text(length, seed=length) for length in (*range(20, 33), 9)]
-    return collect_ranges(path, tiny.checkpoint.config, tiny.tables, texts, KEEP, ROWS, WINDOW)
+    return collect_ranges(watched, tiny.checkpoint.config, tiny.tables, texts, KEEP, ROWS, WINDOW)
 
 
 @pytest.fixture(scope="session")

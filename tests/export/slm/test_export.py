@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import shutil
 from dataclasses import dataclass
@@ -253,6 +254,23 @@ def test_a_flipped_bit_is_a_problem(exported: Exported, tmp_path: Path, name: st
     assert not result.ok
     assert result.stages == []
     assert result.problems[0].startswith(f"{name}: ")
+
+
+def test_a_map_of_another_run_is_a_problem_though_its_entry_vouches_for_it(exported: Exported, tmp_path: Path) -> None:
+    shutil.copytree(exported.bundle.folder, tmp_path / "copy")
+    copy = open_bundle(tmp_path / "copy")
+    path = copy.path("keep_set.json")
+    kept = KeepSet.load(path, FAMILY_VOCAB, STOP_IDS)
+    free = next(n for n in range(FAMILY_VOCAB) if n not in kept.token_ids)
+    KeepSet(np.sort(np.append(kept.token_ids[:-1], free)), FAMILY_VOCAB).save(path)
+    entry = {"size_bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    files = tuple(
+        info.model_copy(update=entry) if info.path == "keep_set.json" else info for info in copy.manifest.files
+    )
+    forged = Bundle(copy.folder, copy.manifest.model_copy(update={"files": files}))
+    result = check_slm_bundle(forged, 1, lambda _: None)
+    assert not result.ok
+    assert [problem.split(":")[0] for problem in result.problems] == ["keep_set.json"]
 
 
 @pytest.mark.htp

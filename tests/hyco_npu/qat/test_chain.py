@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from calibration.states import HeadState, record_states
-from hyco_npu.qat.chain import OUTPUT_LAYER, output_logits
+from hyco_npu.qat.chain import OUTPUT_LAYER, Centroids, output_logits
 from hyco_npu.qat.data import RowBatch, RowBuilder
 from tests.export.tiny import BACKBONE, SLIDING_WINDOW, VOCAB_SIZE, last_rows, run_transformers
 
@@ -117,6 +117,26 @@ def test_a_centroid_head_scores_what_transformers_scores(tmp_path: Path) -> None
     assert torch.equal(ours == -torch.inf, unscored)
     torch.testing.assert_close(ours[~unscored], theirs[~unscored])
     assert not ours.softmax(-1)[unscored].any()
+
+
+def test_unscored_tokens_hold_no_probability_at_the_real_size() -> None:
+    """Case 42: 4,096 scored of 262,144, logits ~ N(0, 1), a permuted token order."""
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(262144, generator=generator).view(2048, 128)
+    hidden = torch.randn(3, 64, generator=generator)
+    centroids = Centroids(torch.randn(2048, 64, generator=generator), order, 32)
+    weight = torch.randn(262144, 64, generator=generator) / 8
+    logits = torch.stack([output_logits(row[None], weight, centroids)[0] for row in hidden])
+    for row, found in zip(hidden, logits, strict=True):
+        best = np.argsort(-(centroids.rows.numpy() @ row.numpy()))[:32]
+        scored = np.zeros(262144, bool)
+        scored[order.numpy()[best]] = True
+        assert scored.sum() == 4096
+        assert np.array_equal(np.isfinite(found.numpy()), scored)
+        assert found.softmax(-1).double()[torch.from_numpy(scored)].sum().item() == pytest.approx(1.0, abs=1e-5)
+        assert scored[found.topk(4096).indices.numpy()].all()
+    # rows of a batch do not depend on one another, which a fill from the batch's minimum breaks
+    assert torch.equal(torch.isfinite(output_logits(hidden, weight, centroids)), torch.isfinite(logits))
 
 
 def centroid_head(folder: Path) -> tuple[object, Trunk]:

@@ -20,6 +20,8 @@ from safetensors.torch import load_file
 from transformers import Gemma4AssistantForCausalLM
 from typer.testing import CliRunner
 
+from calibration.errors import ResponseFileError
+from calibration.responses import Response, write_responses
 from export.checkpoint.mtp import read_mtp_checkpoint
 from export.checkpoint.weight_codes import WEIGHT_CODES_FILE, read_weight_codes
 from export.mtp.export import export_mtp
@@ -112,6 +114,14 @@ def test_transformers_and_our_reader_load_the_result(finished: tuple[QatResult, 
     for name, tensor in model.state_dict().items():
         assert tensor.dtype == torch.float32
         assert torch.equal(tensor, state[name])
+
+
+def test_responses_of_another_verifier_are_refused(tiny: Tiny, tmp_path: Path) -> None:
+    responses = tmp_path / "responses.jsonl"
+    write_responses(responses, [Response("a", None, ("?",), (2, 3), (4, 5, 6), "", "a" * 64)], {})
+    options = replace(tiny.options(tmp_path / "out"), prompts=responses)
+    with pytest.raises(ResponseFileError, match="'a' is of the verifier aaaa"):
+        run(options)
 
 
 def test_export_stores_the_trained_codes(

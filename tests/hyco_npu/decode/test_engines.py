@@ -1,0 +1,100 @@
+"""The drafters in torch against transformers, and what a window's empty slots may not change."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from calibration.states import greedy_sequence, record_states
+from calibration.verifier import load_verifier
+from export.checkpoint.mtp import read_mtp_checkpoint
+from export.checkpoint.slm import read_slm_checkpoint
+from export.checkpoint.slm_tables import per_layer_table, token_table
+from export.graphs.feeds import FeedBuilder
+from export.graphs.mtp import load_mtp_head
+from export.graphs.tree_feeds import RowTree, softcapped
+from export.mtp.reference import FakeQuantizedHead, TransformersHead
+from export.slm.reference import TransformersSlm
+from export.slm.runner import SlmModel, SlmTables
+from hyco_npu.decode.clock import Clock
+from hyco_npu.decode.engines import TimedGraph, TorchMtp, TorchSlm
+from hyco_npu.family import MTP_DIR, SLM_DIR, VERIFIER_DIR
+from quant.dtypes import INT4
+from quant.weights import Clip, quantize_weight
+
+if TYPE_CHECKING:
+    from calibration.states import HeadState
+
+KEEP = np.arange(3, 2048, 5)
+WINDOW = 256
+
+
+@pytest.fixture(scope="module")
+def states() -> list[HeadState]:
+    """States of two texts of the family's verifier, near the start and beyond the sliding window of 64."""
+    verifier = load_verifier(VERIFIER_DIR)
+    texts = [greedy_sequence(verifier, [2, *range(300, 310 + seed)], 90) for seed in range(2)]
+    return list(record_states(verifier, texts, [(13, len(text) - 1) for text in texts], WINDOW))
+
+
+def test_an_unrounded_head_is_that_of_transformers(states: list[HeadState]) -> None:
+    reference = TransformersHead(MTP_DIR, KEEP)
+    checkpoint = read_mtp_checkpoint(MTP_DIR)
+    ours, feeds = TorchMtp(checkpoint, KEEP, bits=16), FeedBuilder(checkpoint.config, WINDOW)
+    for state in states:
+        feed = feeds.step(feeds.context(state), state.embedding, state.hidden)
+        reference.position = state.position
+        wanted, got = reference.run(feed), ours.run(feed)
+        assert wanted.keys() == got.keys()
+        for name, value in wanted.items():
+            np.testing.assert_allclose(got[name], value, rtol=0, atol=1e-4 * max(1, np.abs(value).max()))
+
+
+def test_a_head_of_four_bits_is_the_fake_quantised_one(states: list[HeadState]) -> None:
+    checkpoint = read_mtp_checkpoint(MTP_DIR)
+    head = load_mtp_head(checkpoint.config, checkpoint.state_dict())
+    kept = head.lm_head.weight[torch.tensor(KEEP)]
+    weights = {
+        name: quantize_weight(weight, INT4, Clip.MSE)
+        for name, weight in head.named_parameters()
+        if weight.ndim == 2 and name != "lm_head.weight"
+    } | {"lm_head.weight.kept.0": quantize_weight(kept, INT4, Clip.MSE)}
+    reference = FakeQuantizedHead(head, weights, KEEP, WINDOW)
+    ours, feeds = TorchMtp(checkpoint, KEEP, bits=4), FeedBuilder(checkpoint.config, WINDOW)
+    feed = feeds.step(feeds.context(states[0]), states[0].embedding, states[0].hidden)
+    np.testing.assert_allclose(ours.run(feed)["logits_0"], reference.run(feed)["logits_0"], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("window", [128, 1024], ids=["few empty slots", "many"])
+def test_the_slm_is_that_of_transformers_on_a_tree(window: int) -> None:
+    checkpoint = read_slm_checkpoint(SLM_DIR)
+    text, tokens = [2, *range(400, 480)], [7, 30, 31, 320, 900, 77]
+    tree = RowTree((None, 0, 0, 1, 3, 2))
+    wanted = TransformersSlm(checkpoint).tree_logits(text, tree, tokens, KEEP, "clipped")
+    draft = TorchSlm(checkpoint, KEEP, 33)
+    tables = SlmTables(token_table(checkpoint), per_layer_table(checkpoint))
+    prefill = draft.with_rows(16)
+    begun = SlmModel(checkpoint.config, tables, draft, 33, prefill, 16, window, "float32").begin()
+    begun.prefill(text)
+    logits = softcapped(begun.draft(tree, tokens), checkpoint.config.final_logit_softcapping)
+    np.testing.assert_allclose(logits, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max())
+
+
+def test_a_graphs_time_is_booked_to_its_phase_and_not_to_the_one_around() -> None:
+    class Slow:
+        inputs = ("x",)
+
+        def run(self, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            torch.ones(400, 400) @ torch.ones(400, 400)
+            return feed
+
+    clock = Clock()
+    graph = TimedGraph(Slow(), clock, "device.slm")
+    assert graph.inputs == ("x",)
+    with clock.phase("device.feeds"):
+        graph.run({})
+    phases = clock.take()
+    assert phases["device.slm"] > phases["device.feeds"] > 0
