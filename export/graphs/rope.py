@@ -24,9 +24,8 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int) -> np.ndarray:
     return frequencies
 
 
-def signed_rotation(frequencies: np.ndarray, position: int) -> tuple[np.ndarray, np.ndarray]:
-    """cos and sin [1, 1, 1, head_dim] at `position`; the first half of sin is negated (see blocks.rotate)."""
-    angles = np.float32(position) * frequencies
+def signed_rotation(frequencies: np.ndarray, positions: int | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """cos and sin [1, 1, n, head_dim] at n positions; the first half of sin is negated (see blocks.rotate)."""
+    angles = np.atleast_1d(np.asarray(positions, np.float32))[:, None] * frequencies
     cos, sin = np.cos(angles), np.sin(angles)
-    shape = (1, 1, 1, 2 * frequencies.size)
-    return np.concatenate([cos, cos]).reshape(shape), np.concatenate([-sin, sin]).reshape(shape)
+    return np.concatenate([cos, cos], axis=1)[None, None], np.concatenate([-sin, sin], axis=1)[None, None]

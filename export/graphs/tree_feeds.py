@@ -140,8 +140,7 @@ class TreeFeedBuilder:
     def _rotation(self, kind: str, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rope = next(rope for rope in self.config.ropes if kind_of_layer_type(rope.kind) == kind)
         frequencies = inverse_frequencies(rope, head_dims(self.config)[kind])
-        cos, sin = zip(*(signed_rotation(frequencies, int(position)) for position in positions), strict=True)
-        return np.concatenate(cos, axis=2), np.concatenate(sin, axis=2)
+        return signed_rotation(frequencies, positions)
 
     def _padded(self, tree: RowTree, values: np.ndarray) -> np.ndarray:
         if values.ndim != 2 or len(values) != tree.run:

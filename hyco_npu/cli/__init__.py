@@ -16,6 +16,7 @@ from hyco_npu.cli import (
     calibrate,
     check,
     demo,
+    devices,
     estimate,
     export,
     export_slm,
@@ -45,6 +46,7 @@ app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(check.app)
 app.add_typer(estimate.app)
 app.add_typer(demo.app)
+app.add_typer(devices.app)
 app.add_typer(qat.app)
 app.add_typer(generate.app)
 app.add_typer(sweep.app)

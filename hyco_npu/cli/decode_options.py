@@ -13,6 +13,7 @@ class EngineChoice(str, Enum):
     """What the drafters run on."""
 
     TORCH = "torch"
+    ONNX = "onnx"
     QDQ = "qdq"
     SIMULATOR = "simulator"
 
@@ -20,7 +21,9 @@ class EngineChoice(str, Enum):
 ConfigOption = Annotated[
     str, typer.Option("--config", metavar="NAME|FILE", help="Configuration: a name (plain, hyco, ...) or a TOML file.")
 ]
-EngineOption = Annotated[EngineChoice, typer.Option(help="torch floats, QDQ graphs on the CPU, or the HTP simulator.")]
+EngineOption = Annotated[
+    EngineChoice, typer.Option(help="torch, onnx: floats; qdq: quantised graphs on the CPU; or the HTP simulator.")
+]
 VerifierOption = Annotated[
     Path | None, typer.Option(exists=True, file_okay=False, help="Folder of the verifier.", show_default="the family's")
 ]

@@ -1,4 +1,4 @@
-"""The drafters' graphs in torch, in float32: the same modules that export traces, behind the interfaces of the graphs.
+"""The drafters' graphs in float32, in torch and traced: the modules that export traces, behind the graphs' interfaces.
 
 The head's weights are rounded to a number of bits by the export's own functions, activations stay floats; the SLM has
 its checkpoint's codes and activation bounds. Quantised graphs on ONNX Runtime or on the simulator are opened from
@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
 import torch
 
 from export.checkpoint.slm_tensors import HEAD, linear_shapes, vector_shapes
@@ -20,11 +22,13 @@ from export.graphs.clips import add_clips
 from export.graphs.feeds import MASKED
 from export.graphs.mtp import MtpInputs, load_mtp_head
 from export.graphs.slm import SlmInputs, load_slm
+from export.graphs.trace import trace_module
 from hyco_npu.qat.options import WEIGHT_TYPES
+from quant.errors import UsageError
 from quant.weights import Clip, quantize_weight
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Protocol
 
     from export.checkpoint.mtp import MtpCheckpoint
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
 
 
 UNROUNDED = 16
+_LARGEST_TRACED = 1 << 30
 _SLOT_BLOCK = 64
 
 
@@ -69,15 +74,65 @@ class TorchMtp:
             for module in head.modules():
                 if isinstance(module, torch.nn.Linear):
                     module.weight.copy_(quantize_weight(module.weight, WEIGHT_TYPES[bits], Clip.MSE).dequantize())
-        self._head = head
+        self.module = head
         self._names = tuple(MtpInputs(checkpoint.config, 1).shapes())
 
     def run(self, feed: Feed) -> Feed:
         """One step."""
         tensors = _without_empty_slots(feed, keys="keys_", values="values_", rows=0)
         with torch.inference_mode():
-            hidden, logits = self._head(*(tensors[name] for name in self._names))
+            hidden, logits = self.module(*(tensors[name] for name in self._names))
         return {"next_hidden": hidden.numpy(), "logits_0": logits.numpy()}
+
+
+class OnnxGraph:
+    """A float32 module of fixed shapes, traced and run by ONNX Runtime: several times faster than torch, op by op.
+
+    Raises UsageError for a module that is too large to be handed over in memory.
+    """
+
+    def __init__(self, module: torch.nn.Module, shapes: Mapping[str, tuple[int, ...]], outputs: Sequence[str]) -> None:
+        size = sum(weight.numel() * weight.element_size() for weight in module.parameters())
+        if size > _LARGEST_TRACED:
+            raise UsageError(
+                f"the drafter's weights take {size:,} bytes in float32; use --engine torch, qdq or simulator"
+            )
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        # torch's threads work between two runs of this session
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.log_severity_level = 3
+        model = ir.to_proto(trace_module(module, shapes, outputs)).SerializeToString()
+        self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        self.inputs = tuple(shapes)
+        self._outputs = tuple(outputs)
+
+    @classmethod
+    def of_slm(cls, slm: TorchSlm, window: int) -> OnnxGraph:
+        """The SLM's draft graph with `window` slots."""
+        boundary = SlmInputs(slm.module.config, slm.rows, window)
+        outputs = ("logits_0" if name == "logits" else name for name in boundary.output_shapes())
+        return cls(slm.module, boundary.shapes(), tuple(outputs))
+
+    def run(self, feed: Feed) -> Feed:
+        """One step or pass."""
+        return dict(zip(self._outputs, self._session.run(self._outputs, feed), strict=True))
+
+
+class OnnxMtp:
+    """The head's step graph, traced for each number of slots that it is fed with."""
+
+    def __init__(self, head: TorchMtp) -> None:
+        self._module = head.module
+        self._graphs: dict[int, OnnxGraph] = {}
+
+    def run(self, feed: Feed) -> Feed:
+        """One step."""
+        window = feed["mask_full"].shape[-1]
+        if window not in self._graphs:
+            shapes = MtpInputs(self._module.config, window).shapes()
+            self._graphs[window] = OnnxGraph(self._module, shapes, ("next_hidden", "logits_0"))
+        return self._graphs[window].run(feed)
 
 
 class TorchSlm:
@@ -91,8 +146,8 @@ class TorchSlm:
             coded = checkpoint.bits_of(module) is not None
             weight = checkpoint.weight(module, of_head).dequantize() if coded else checkpoint.floats(f"{module}.weight")
             state[f"{module}.weight"] = weight
-        self._slm = load_slm(config, state)
-        add_clips(self._slm, {module: checkpoint.activation_scales(module) for module in linear_shapes(config)})
+        self.module = load_slm(config, state)
+        add_clips(self.module, {module: checkpoint.activation_scales(module) for module in linear_shapes(config)})
         self.rows = rows
         boundary = SlmInputs(config, rows, 1)
         self.inputs = tuple(boundary.shapes())
@@ -108,7 +163,7 @@ class TorchSlm:
         """One pass."""
         tensors = _without_empty_slots(feed, keys="past_keys_", values="past_values_", rows=self.rows)
         with torch.inference_mode():
-            outputs = self._slm(*(tensors[name] for name in self.inputs))
+            outputs = self.module(*(tensors[name] for name in self.inputs))
         results = zip(self._outputs, outputs, strict=True)
         return {"logits_0" if name == "logits" else name: output.numpy() for name, output in results}
 

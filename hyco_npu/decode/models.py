@@ -1,8 +1,9 @@
-"""Opens what a configuration names: verifier, head and SLM, on one of three engines, each model once.
+"""Opens what a configuration names: verifier, head and SLM, on one of four engines, each model once.
 
-Engines: "torch" (floats, weights rounded as configured), "qdq" (quantised graphs on ONNX Runtime's CPU provider) and
-"simulator" (the compiled graphs on Qualcomm's HTP simulator). The latter two take bundles, whose bits and window must
-be those of the configuration; their keep set is their own.
+Engines: "torch" and "onnx" (floats, weights rounded as configured; the latter is traced at first and then faster),
+"qdq" (quantised graphs on ONNX Runtime's CPU provider) and "simulator" (the compiled graphs on Qualcomm's HTP
+simulator). The latter two take bundles, whose bits and window must be those of the configuration; their keep set is
+their own.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from hyco_npu.decode import bundles
 from hyco_npu.decode.clock import Clock
 from hyco_npu.decode.drafters.parts import MtpEngine, Parts, SlmEngine
 from hyco_npu.decode.drafters.registry import build_drafter
-from hyco_npu.decode.engines import TimedGraph, TorchMtp, TorchSlm
+from hyco_npu.decode.engines import OnnxGraph, OnnxMtp, TimedGraph, TorchMtp, TorchSlm
+from hyco_npu.decode.fused_norms import fuse_norms
 from hyco_npu.decode.load import is_gemma4, load_any_verifier
 from hyco_npu.decode.verifier import VerifierModel
 from hyco_npu.family import CALIBRATION_PROMPTS, MTP_DIR, SLM_DIR, VERIFIER_DIR
@@ -42,10 +44,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from export.bundle.reader import Bundle
+    from export.engines.graph_io import StepGraph
+    from export.slm.runner import PassGraph
     from hyco_npu.decode.config import DecodeConfig, MtpSettings, SlmSettings
     from hyco_npu.decode.protocols import Drafter
 
-Engine = Literal["torch", "qdq", "simulator"]
+Engine = Literal["torch", "onnx", "qdq", "simulator"]
+_FLOAT = ("torch", "onnx")
 TREE_ROWS = 33
 """Rows of the torch draft graph: a tree of 32 nodes and its root."""
 PREFILL_ROWS = 64
@@ -88,7 +93,9 @@ class Models:
 
     @cached_property
     def _verifier_model(self) -> PreTrainedModel:
-        return load_any_verifier(self.paths.verifier)
+        model = load_any_verifier(self.paths.verifier)
+        fuse_norms(model)
+        return model
 
     @property
     def _vocabulary(self) -> int:
@@ -145,7 +152,7 @@ class Models:
 
     def _open_mtp(self, settings: MtpSettings) -> MtpEngine:
         phase = f"{settings.place}.mtp"
-        if self.engine == "torch" or settings.place == "server":
+        if self.engine in _FLOAT or settings.place == "server":
             keep = self.keep_set(settings.keep_set)
             key = (settings.bits, settings.keep_set)
             checkpoint = read_mtp_checkpoint(self.paths.mtp)
@@ -153,7 +160,8 @@ class Models:
                 self._heads[key] = TorchMtp(checkpoint, keep, settings.bits)
             feeds = FeedBuilder(checkpoint.config, settings.window or 1)
             chain = MtpChain(feeds, keep, self._embedding(settings, keep))
-            return MtpEngine(chain, TimedGraph(self._heads[key], self.clock, phase), settings.window)
+            graph: StepGraph = OnnxMtp(self._heads[key]) if self.engine == "onnx" else self._heads[key]
+            return MtpEngine(chain, TimedGraph(graph, self.clock, phase), settings.window)
         bundle = self._bundle(self.paths.mtp_bundle, "--mtp-bundle", settings.window)
         _require("bits", settings.bits, bundle.manifest.bits)
         graph = bundles.open_head(bundle, simulator=self.engine == "simulator")
@@ -167,7 +175,7 @@ class Models:
         return lambda token_id: table.lookup(token_id).numpy()
 
     def _open_slm(self, settings: SlmSettings) -> SlmEngine:
-        if self.engine == "torch":
+        if self.engine in _FLOAT:
             checkpoint = read_slm_checkpoint(self.paths.slm)
             if checkpoint.config.vocab_size != self._vocabulary:
                 raise UsageError(
@@ -178,15 +186,21 @@ class Models:
             key = settings.keep_set
             if key not in self._slms:
                 self._slms[key] = TorchSlm(checkpoint, keep, TREE_ROWS)
-            prefill = self._slms[key].with_rows(PREFILL_ROWS)
             tables = SlmTables(token_table(checkpoint), per_layer_table(checkpoint))
+            draft: PassGraph = self._slms[key]
+            prefill: PassGraph
+            prefill, prefill_rows = self._slms[key].with_rows(PREFILL_ROWS), PREFILL_ROWS
+            if self.engine == "onnx":
+                draft = prefill = OnnxGraph.of_slm(self._slms[key], settings.window)
+                prefill_rows = TREE_ROWS
             model = SlmModel(
-                checkpoint.config, tables, self._slms[key], TREE_ROWS, prefill, PREFILL_ROWS, settings.window, "float32"
+                checkpoint.config, tables, draft, TREE_ROWS, prefill, prefill_rows, settings.window, "float32"
             )
         else:
             bundle = self._bundle(self.paths.slm_bundle, "--slm-bundle", settings.window)
             model, keep = bundles.open_slm(bundle, simulator=self.engine == "simulator")
-        return SlmEngine(replace(model, draft=TimedGraph(model.draft, self.clock, "device.slm")), keep)
+        timed = [TimedGraph(graph, self.clock, "device.slm") for graph in (model.draft, model.prefill)]
+        return SlmEngine(replace(model, draft=timed[0], prefill=timed[1]), keep)
 
     def _bundle(self, folder: Path | None, option: str, window: int | None) -> Bundle:
         if folder is None:

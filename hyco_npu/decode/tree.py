@@ -120,7 +120,8 @@ class GrowingTree:
         self._tokens = [root_token]
         self._parents: list[int | None] = [None]
         self._depths = [0]
-        self._edges: list[dict[str, float]] = [{}]
+        self._edges = [0.0]
+        self._sources: list[set[str]] = [{ROOT_SOURCE}]
         self._places: dict[tuple[int, int], int] = {}
 
     def __len__(self) -> int:
@@ -156,8 +157,11 @@ class GrowingTree:
             self._tokens.append(token_id)
             self._parents.append(parent)
             self._depths.append(self._depths[parent] + 1)
-            self._edges.append({})
-        self._edges[node][source] = max(log_probability, self._edges[node].get(source, log_probability))
+            self._edges.append(log_probability)
+            self._sources.append({source})
+        else:
+            self._edges[node] = max(log_probability, self._edges[node])
+            self._sources[node].add(source)
         return node
 
     def add_all(self, parent: int, candidates: Iterable[tuple[int, float]], source: str) -> list[int]:
@@ -167,15 +171,16 @@ class GrowingTree:
     def scores(self) -> list[float]:
         """Cumulative log-probability of every node."""
         scores: list[float] = []
-        for parent, edges in zip(self._parents, self._edges, strict=True):
-            scores.append(0.0 if parent is None else scores[parent] + max(edges.values()))
+        for parent, edge in zip(self._parents, self._edges, strict=True):
+            scores.append(0.0 if parent is None else scores[parent] + edge)
         return scores
 
     def ranked(self, max_depth: int | None = None) -> list[int]:
         """Nodes (without the root) from best to worst; ties go to the ancestor, then to the older node."""
-        scores = self.scores()
-        nodes = [n for n in range(1, len(self)) if max_depth is None or self._depths[n] <= max_depth]
-        return sorted(nodes, key=lambda node: (-scores[node], self._depths[node], node))
+        deepest = len(self) if max_depth is None else max_depth
+        rated = zip(self.scores(), self._depths, range(len(self)), strict=True)
+        order = sorted((-score, depth, node) for score, depth, node in rated if 0 < depth <= deepest)
+        return [node for _, _, node in order]
 
     def trim(self, nodes: int, max_depth: int, always: Collection[int] = ()) -> Trimmed:
         """The best `nodes` nodes no deeper than `max_depth`; those of `always` first (with each, its ancestors).
@@ -208,6 +213,6 @@ class GrowingTree:
             tuple(self._tokens[node] for node in nodes),
             tuple(None if self._parents[node] is None else rows[self._parents[node]] for node in nodes),
             tuple(scores[node] for node in nodes),
-            tuple("+".join(sorted(self._edges[node])) or ROOT_SOURCE for node in nodes),
+            tuple("+".join(sorted(self._sources[node])) for node in nodes),
         )
         return Trimmed(tree, tuple(nodes))

@@ -10,7 +10,6 @@ deeper than the pass would reach. This is ours, not the paper's; without the sec
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hyco_npu.decode.drafters.ngram_index import NgramIndex
@@ -30,15 +29,8 @@ _MOVED, _FOLLOWED = 0.5, 0.7
 """What a guess loses, in nats, where the chain's token is moved behind another, and where a text is taken to repeat."""
 
 
-@dataclass(order=True, frozen=True)
-class _Guess:
-    """`cost`: minus a guess at the path's log-probability. `step`: the place in the chain that the token stands for."""
-
-    cost: float
-    order: int
-    parent: int
-    token_id: int
-    step: int
+_Guess = tuple[float, int, int, int]
+"""Cost (minus a guess at the path's log-probability), parent, token, and the place in the chain that it stands for."""
 
 
 class Guesses:
@@ -59,20 +51,18 @@ class Guesses:
         """
         scores = tree.scores()
         heap: list[_Guess] = []
-        for step, candidates in enumerate(head.candidates):
-            parent = (ROOT, *head.chain)[step]
-            for token, score in candidates[: self._runners_up]:
-                heapq.heappush(heap, _Guess(-scores[parent] - score, len(heap), parent, token, step))
+        for step, (parent, candidates) in enumerate(zip((ROOT, *head.chain), head.candidates, strict=False)):
+            heap += [(-scores[parent] - score, parent, token, step) for token, score in candidates[: self._runners_up]]
         for node in (ROOT, *head.chain, *head.siblings):
-            for guess in self._behind(tree, head, node, tree.depth(node) - 1, -scores[node]):
-                heapq.heappush(heap, guess)
+            heap += self._behind(tree, head, node, tree.depth(node) - 1, -scores[node])
+        heapq.heapify(heap)
         added: list[int] = []
         while heap and len(added) < room:
-            best = heapq.heappop(heap)
-            if tree.find(best.parent, best.token_id) is None and tree.depth(best.parent) + 1 < max_depth:
-                node = tree.add(best.parent, best.token_id, UNSCORED, SOURCE)
+            cost, parent, token, step = heapq.heappop(heap)
+            if tree.find(parent, token) is None and tree.depth(parent) + 1 < max_depth:
+                node = tree.add(parent, token, UNSCORED, SOURCE)
                 added.append(node)
-                for guess in self._behind(tree, head, node, best.step, best.cost):
+                for guess in self._behind(tree, head, node, step, cost):
                     heapq.heappush(heap, guess)
         return added
 
@@ -81,10 +71,10 @@ class Guesses:
         if step + 1 < len(head.chain):
             token = tree.token(head.chain[step + 1])
             moved = cost - head.candidates[step + 1][0][1] + _MOVED
-            yield _Guess(moved, len(tree), node, token, step + 1)
+            yield moved, node, token, step + 1
         places = self._index.places([tree.token(at) for at in _path(tree, node)])
         if places:
-            yield _Guess(cost + _FOLLOWED, len(tree), node, self._index.text[places[-1]], step + 1)
+            yield cost + _FOLLOWED, node, self._index.text[places[-1]], step + 1
 
 
 def _path(tree: GrowingTree, node: int) -> list[int]:

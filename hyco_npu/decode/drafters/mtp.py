@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from hyco_npu.decode.drafters.head_window import HeadWindow
 from hyco_npu.decode.drafters.phases import FEEDS, STATE, TREE
 from hyco_npu.decode.scores import best_candidates
@@ -68,15 +70,14 @@ class MtpCandidates:
     def _add(self, tree: GrowingTree, run: list[ChainStep]) -> HeadNodes:
         chain: list[int] = []
         siblings: list[int] = []
-        of_steps: list[list[Candidate]] = []
         parent, settings = ROOT, self._settings
-        for depth, step in enumerate(run, start=1):
+        wanted = max(settings.width if settings.sibling_depth else 1, self.considered)
+        logits = np.stack([step.logits for step in run])
+        of_steps = best_candidates(logits, self._engine.chain.token_ids, wanted, self._score)
+        for depth, (step, candidates) in enumerate(zip(run, of_steps, strict=True), start=1):
             count = settings.width if depth <= settings.sibling_depth else 1
-            wanted = max(count, self.considered)
-            candidates = best_candidates(step.logits[None], self._engine.chain.token_ids, wanted, self._score)[0]
-            of_steps.append(candidates)
             # a temperature can make the two best logits equal: the chain is what the head went on with
-            others = [candidate for candidate in candidates if candidate[0] != step.token_id]
+            others = [candidate for candidate in candidates[:count] if candidate[0] != step.token_id]
             siblings += tree.add_all(parent, others[: count - 1], SOURCE)
             parent = tree.add(parent, step.token_id, candidates[0][1], SOURCE)
             chain.append(parent)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from export.graphs.tree_feeds import RowTree, softcapped
+from export.graphs.tree_feeds import RowTree
 from hyco_npu.decode.drafters.phases import FEEDS, STATE, TREE
 from hyco_npu.decode.errors import DecodeError
 from hyco_npu.decode.scores import best_candidates
@@ -148,13 +148,10 @@ class SlmRows:
             return self._text.draft(RowTree(parents, stored), [row.token_id for row in new])
 
     def _likeliest(self, logits: np.ndarray) -> list[list[Candidate]]:
-        """Candidates of every row; row by row, because a row of a large vocabulary fits the processor's cache."""
+        """Candidates of every row."""
         cap = self._engine.model.config.final_logit_softcapping
         with self._clock.phase(TREE):
-            return [
-                best_candidates(softcapped(row[None], cap), self._engine.token_ids, self._children, self._score)[0]
-                for row in logits
-            ]
+            return best_candidates(logits, self._engine.token_ids, self._children, self._score, cap)
 
     def _front_rows(self) -> list[SlmRow]:
         rows: list[SlmRow] = []
