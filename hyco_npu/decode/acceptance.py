@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hyco_npu.decode.tree import DraftTree
 
 HEAD_SOURCE = "mtp"
+PAPER_EPSILON, MEDUSA_EPSILON = 0.005, 0.09
 
 T = TypeVar("T")
 
@@ -150,7 +151,7 @@ class Typical:
     """
 
     sampling: Sampling
-    epsilon: float = 0.09
+    epsilon: float = MEDUSA_EPSILON
     delta: float = 0.3
 
     def __post_init__(self) -> None:
@@ -178,9 +179,11 @@ class Typical:
 def rule_of(settings: AcceptanceSettings, sampling: Sampling) -> AcceptanceRule:
     """The rule that a configuration names. Raises UsageError for thresholds that mean nothing."""
     if settings.rule == "epsilon":
-        return Epsilon(sampling, settings.epsilon, settings.order, settings.distribution, settings.nodes)
+        epsilon = PAPER_EPSILON if settings.epsilon is None else settings.epsilon
+        return Epsilon(sampling, epsilon, settings.order, settings.distribution, settings.nodes)
     if settings.rule == "typical":
-        return Typical(sampling, settings.epsilon, settings.delta)
+        epsilon = MEDUSA_EPSILON if settings.epsilon is None else settings.epsilon
+        return Typical(sampling, epsilon, settings.delta)
     return Exact(sampling)
 
 

@@ -82,10 +82,11 @@ class AcceptanceSettings(_Section):
     distribution: the verifier's probabilities as they are ("raw"), or after temperature, top-k and top-p ("processed").
     order (epsilon): an exact draw first ("sample_first"), the likeliest child ("max_p"), or the child with the longest
     acceptable path ("longest"). nodes: where the rule acts, everywhere ("all") or behind nodes of the head ("chain").
+    `epsilon` left out is the paper's 0.005, for `typical` Medusa's 0.09.
     """
 
     rule: Literal["exact", "epsilon", "typical"] = "exact"
-    epsilon: float = Field(default=0.005, gt=0)
+    epsilon: float | None = Field(default=None, gt=0)
     order: Literal["sample_first", "max_p", "longest"] = "sample_first"
     distribution: Literal["raw", "processed"] = "processed"
     nodes: Literal["all", "chain"] = "all"

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hyco_npu.decode.acceptance import rule_of
 from hyco_npu.decode.config import DecodeConfig, config_names, load_config, parse_config
+from hyco_npu.decode.sampling import Sampling
 from hyco_npu.decode.scores import SourceScore
 from quant.errors import UsageError
 
@@ -131,7 +133,7 @@ def test_a_missing_key_is_named(missing: str) -> None:
 
 def test_a_configuration_that_is_not_there_names_the_choices(tmp_path: Path) -> None:
     for name in ("hico", str(tmp_path / "absent.toml"), str(tmp_path)):
-        with pytest.raises(UsageError, match=r"no configuration .* hyco, hyco-2p, hyco-exact"):
+        with pytest.raises(UsageError, match=r"no configuration .* hyco, hyco-2p, hyco-bare, hyco-exact"):
             load_config(name)
 
 
@@ -141,3 +143,10 @@ def test_a_file_that_is_not_toml_is_a_usage_error(tmp_path: Path, content: bytes
     path.write_bytes(content)
     with pytest.raises(UsageError, match=r"mine\.toml is not TOML"):
         load_config(str(path))
+
+
+@pytest.mark.parametrize(("rule", "epsilon"), [("epsilon", 0.005), ("typical", 0.09)])
+def test_a_threshold_that_is_left_out_is_that_of_the_rules_own_paper(rule: str, epsilon: float) -> None:
+    settings = parse_config({"name": "x", "drafter": "none", "acceptance": {"rule": rule}}, "x").acceptance
+    chosen: Any = rule_of(settings, Sampling(1.0))
+    assert chosen.epsilon == epsilon
