@@ -46,6 +46,9 @@ def decode_models(
     bundles: tuple[Path | None, Path | None] = (None, None),
 ) -> Any:
     """The models of a decoding run with the family filled in; `bundles` are the head's and the SLM's."""
+    from transformers.utils import logging as transformers_logging
+
     from hyco_npu.decode.models import ModelPaths, Models
 
+    transformers_logging.disable_progress_bar()
     return Models(ModelPaths(verifier or VERIFIER_DIR, mtp or MTP_DIR, slm or SLM_DIR, *bundles), engine)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -21,13 +22,18 @@ torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `htp` where the QNN wheel is not installed, naming it."""
-    if importlib.util.find_spec("onnxruntime_qnn") is not None:
-        return
-    missing = pytest.mark.skip(reason="the onnxruntime-qnn wheel is not installed (it exists for x86-64 Linux only)")
+    """Skip tests whose marker asks for what is not installed, naming it."""
+    missing = {}
+    if importlib.util.find_spec("onnxruntime_qnn") is None:
+        missing["htp"] = "the onnxruntime-qnn wheel is not installed (it exists for x86-64 Linux only)"
+    if shutil.which("adb") is None:
+        missing["adb"] = "adb is not installed (Debian's package adb)"
+    if shutil.which("cmake") is None or not Path("/usr/include/nlohmann/json.hpp").is_file():
+        missing["native"] = "cmake or nlohmann/json.hpp is not installed (Debian's cmake and nlohmann-json3-dev)"
     for item in items:
-        if item.get_closest_marker("htp") is not None:
-            item.add_marker(missing)
+        for marker, reason in missing.items():
+            if item.get_closest_marker(marker) is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(autouse=True)

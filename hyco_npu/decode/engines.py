@@ -120,19 +120,23 @@ class OnnxGraph:
 
 
 class OnnxMtp:
-    """The head's step graph, traced for each number of slots that it is fed with."""
+    """The head's step graph, traced for each number of slots that it is fed with; for `window` slots at once."""
 
-    def __init__(self, head: TorchMtp) -> None:
+    def __init__(self, head: TorchMtp, window: int | None) -> None:
         self._module = head.module
         self._graphs: dict[int, OnnxGraph] = {}
+        if window is not None:
+            self._graph(window)
 
     def run(self, feed: Feed) -> Feed:
         """One step."""
-        window = feed["mask_full"].shape[-1]
+        return self._graph(feed["mask_full"].shape[-1]).run(feed)
+
+    def _graph(self, window: int) -> OnnxGraph:
         if window not in self._graphs:
             shapes = MtpInputs(self._module.config, window).shapes()
             self._graphs[window] = OnnxGraph(self._module, shapes, ("next_hidden", "logits_0"))
-        return self._graphs[window].run(feed)
+        return self._graphs[window]
 
 
 class TorchSlm:

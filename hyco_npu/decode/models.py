@@ -160,7 +160,9 @@ class Models:
                 self._heads[key] = TorchMtp(checkpoint, keep, settings.bits)
             feeds = FeedBuilder(checkpoint.config, settings.window or 1)
             chain = MtpChain(feeds, keep, self._embedding(settings, keep))
-            graph: StepGraph = OnnxMtp(self._heads[key]) if self.engine == "onnx" else self._heads[key]
+            graph: StepGraph = self._heads[key]
+            if self.engine == "onnx":
+                graph = OnnxMtp(self._heads[key], settings.window)
             return MtpEngine(chain, TimedGraph(graph, self.clock, phase), settings.window)
         bundle = self._bundle(self.paths.mtp_bundle, "--mtp-bundle", settings.window)
         _require("bits", settings.bits, bundle.manifest.bits)

@@ -26,7 +26,7 @@ GOAL_MS = 2.0
 ROUNDS, WARM_UP = 12, 3
 CPU_PARTS = ("tree", "feeds", "state")
 REAL = Sizes(
-    vocabulary=262144,
+    vocabulary=88000,
     kept=86016,
     chunks=(16384,) * 5 + (4096,),
     window=1024,
@@ -41,7 +41,8 @@ REAL = Sizes(
     owners=(*range(15), *([13, 13, 13, 13, 14] * 4)),
     slm_dims=(256, 512),
     per_layer_width=256,
-    table_rows=400,
+    table_rows=88000,
+    distinct_rows=400,
 )
 
 

@@ -15,12 +15,13 @@ from export.checkpoint.slm import read_slm_checkpoint
 from export.checkpoint.slm_tables import per_layer_table, token_table
 from export.graphs.feeds import FeedBuilder
 from export.graphs.mtp import load_mtp_head
+from export.graphs.slm import SlmInputs
 from export.graphs.tree_feeds import RowTree, softcapped
 from export.mtp.reference import FakeQuantizedHead, TransformersHead
 from export.slm.reference import TransformersSlm
 from export.slm.runner import SlmModel, SlmTables
 from hyco_npu.decode.clock import Clock
-from hyco_npu.decode.engines import TimedGraph, TorchMtp, TorchSlm
+from hyco_npu.decode.engines import OnnxGraph, OnnxMtp, TimedGraph, TorchMtp, TorchSlm
 from hyco_npu.family import MTP_DIR, SLM_DIR, VERIFIER_DIR
 from quant.dtypes import INT4
 from quant.weights import Clip, quantize_weight
@@ -98,3 +99,22 @@ def test_a_graphs_time_is_booked_to_its_phase_and_not_to_the_one_around() -> Non
         graph.run({})
     phases = clock.take()
     assert phases["device.slm"] > phases["device.feeds"] > 0
+
+
+def test_traced_graphs_are_the_modules(states: list[HeadState]) -> None:
+    checkpoint = read_mtp_checkpoint(MTP_DIR)
+    head = TorchMtp(checkpoint, KEEP, bits=4)
+    feeds = FeedBuilder(checkpoint.config, WINDOW)
+    traced = OnnxMtp(head, WINDOW)
+    feed = feeds.step(feeds.context(states[1]), states[1].embedding, states[1].hidden)
+    for name, value in head.run(feed).items():
+        np.testing.assert_allclose(traced.run(feed)[name], value, rtol=0, atol=1e-4 * max(1, np.abs(value).max()))
+    slm = TorchSlm(read_slm_checkpoint(SLM_DIR), KEEP, 5)
+    graph = OnnxGraph.of_slm(slm, 32)
+    rng = np.random.default_rng(0)
+    shapes = SlmInputs(slm.module.config, 5, 32).shapes()
+    inputs = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    # every slot seen: empty ones are left out by one side and masked by the other
+    inputs |= {name: np.zeros_like(array) for name, array in inputs.items() if name.startswith("mask_")}
+    for name, value in slm.run(inputs).items():
+        np.testing.assert_allclose(graph.run(inputs)[name], value, rtol=0, atol=1e-4 * max(1, np.abs(value).max()))
