@@ -6,7 +6,7 @@ import io
 import logging
 import warnings
 from contextlib import redirect_stdout
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,9 +20,15 @@ OPSET = 23
 
 
 def trace_module(
-    module: torch.nn.Module, input_shapes: Mapping[str, tuple[int, ...]], output_names: Sequence[str]
+    module: torch.nn.Module,
+    input_shapes: Mapping[str, tuple[int, ...]],
+    output_names: Sequence[str],
+    dynamic_shapes: Any = None,
 ) -> ir.Model:
-    """Trace `module` at fixed shapes, float32 in and out; initializers share the module's memory."""
+    """Trace `module`, float32 in and out; initializers share the module's memory.
+
+    Shapes are fixed but for what `dynamic_shapes` leaves open, in the form of torch.export.
+    """
     examples = tuple(torch.zeros(shape) for shape in input_shapes.values())
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()), torch.no_grad():
@@ -34,6 +40,7 @@ def trace_module(
             opset_version=OPSET,
             input_names=list(input_shapes),
             output_names=list(output_names),
+            dynamic_shapes=dynamic_shapes,
             verbose=False,
         )
     assert program is not None

@@ -29,9 +29,10 @@ from hyco_npu.decode import bundles
 from hyco_npu.decode.clock import Clock
 from hyco_npu.decode.drafters.parts import MtpEngine, Parts, SlmEngine
 from hyco_npu.decode.drafters.registry import build_drafter
-from hyco_npu.decode.engines import OnnxGraph, OnnxMtp, TimedGraph, TorchMtp, TorchSlm
+from hyco_npu.decode.engines import TimedGraph, TorchMtp, TorchSlm
 from hyco_npu.decode.fused_norms import fuse_norms
 from hyco_npu.decode.load import is_gemma4, load_any_verifier
+from hyco_npu.decode.onnx_engine import onnx_mtp, onnx_slm
 from hyco_npu.decode.verifier import VerifierModel
 from hyco_npu.family import CALIBRATION_PROMPTS, MTP_DIR, SLM_DIR, VERIFIER_DIR
 from quant.errors import UsageError
@@ -162,7 +163,7 @@ class Models:
             chain = MtpChain(feeds, keep, self._embedding(settings, keep))
             graph: StepGraph = self._heads[key]
             if self.engine == "onnx":
-                graph = OnnxMtp(self._heads[key], settings.window)
+                graph = onnx_mtp(self._heads[key])
             return MtpEngine(chain, TimedGraph(graph, self.clock, phase), settings.window)
         bundle = self._bundle(self.paths.mtp_bundle, "--mtp-bundle", settings.window)
         _require("bits", settings.bits, bundle.manifest.bits)
@@ -193,7 +194,7 @@ class Models:
             prefill: PassGraph
             prefill, prefill_rows = self._slms[key].with_rows(PREFILL_ROWS), PREFILL_ROWS
             if self.engine == "onnx":
-                draft = prefill = OnnxGraph.of_slm(self._slms[key], settings.window)
+                draft = prefill = onnx_slm(self._slms[key])
                 prefill_rows = TREE_ROWS
             model = SlmModel(
                 checkpoint.config, tables, draft, TREE_ROWS, prefill, prefill_rows, settings.window, "float32"

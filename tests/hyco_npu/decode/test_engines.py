@@ -13,7 +13,7 @@ from calibration.verifier import load_verifier
 from export.checkpoint.mtp import read_mtp_checkpoint
 from export.checkpoint.slm import read_slm_checkpoint
 from export.checkpoint.slm_tables import per_layer_table, token_table
-from export.graphs.feeds import FeedBuilder
+from export.graphs.feeds import MASKED, FeedBuilder
 from export.graphs.mtp import load_mtp_head
 from export.graphs.slm import SlmInputs
 from export.graphs.tree_feeds import RowTree, softcapped
@@ -21,7 +21,9 @@ from export.mtp.reference import FakeQuantizedHead, TransformersHead
 from export.slm.reference import TransformersSlm
 from export.slm.runner import SlmModel, SlmTables
 from hyco_npu.decode.clock import Clock
-from hyco_npu.decode.engines import OnnxGraph, OnnxMtp, TimedGraph, TorchMtp, TorchSlm
+from hyco_npu.decode.engines import TimedGraph, TorchMtp, TorchSlm
+from hyco_npu.decode.onnx_engine import onnx_mtp, onnx_slm
+from hyco_npu.decode.slots import without_empty_slots
 from hyco_npu.family import MTP_DIR, SLM_DIR, VERIFIER_DIR
 from quant.dtypes import INT4
 from quant.weights import Clip, quantize_weight
@@ -101,20 +103,39 @@ def test_a_graphs_time_is_booked_to_its_phase_and_not_to_the_one_around() -> Non
     assert phases["device.slm"] > phases["device.feeds"] > 0
 
 
-def test_traced_graphs_are_the_modules(states: list[HeadState]) -> None:
+def test_a_traced_head_is_the_module_at_any_window(states: list[HeadState]) -> None:
     checkpoint = read_mtp_checkpoint(MTP_DIR)
     head = TorchMtp(checkpoint, KEEP, bits=4)
-    feeds = FeedBuilder(checkpoint.config, WINDOW)
-    traced = OnnxMtp(head, WINDOW)
-    feed = feeds.step(feeds.context(states[1]), states[1].embedding, states[1].hidden)
-    for name, value in head.run(feed).items():
-        np.testing.assert_allclose(traced.run(feed)[name], value, rtol=0, atol=1e-4 * max(1, np.abs(value).max()))
+    traced = onnx_mtp(head)
+    for window in (64, 100, WINDOW):
+        feeds = FeedBuilder(checkpoint.config, window)
+        for state in states:
+            feed = feeds.step(feeds.context(state), state.embedding, state.hidden)
+            for name, value in head.run(feed).items():
+                tolerance = 1e-4 * max(1, np.abs(value).max())
+                np.testing.assert_allclose(traced.run(feed)[name], value, rtol=0, atol=tolerance)
+
+
+def test_a_traced_slm_is_the_module_at_any_window() -> None:
     slm = TorchSlm(read_slm_checkpoint(SLM_DIR), KEEP, 5)
-    graph = OnnxGraph.of_slm(slm, 32)
+    traced = onnx_slm(slm)
     rng = np.random.default_rng(0)
-    shapes = SlmInputs(slm.module.config, 5, 32).shapes()
-    inputs = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-    # every slot seen: empty ones are left out by one side and masked by the other
-    inputs |= {name: np.zeros_like(array) for name, array in inputs.items() if name.startswith("mask_")}
-    for name, value in slm.run(inputs).items():
-        np.testing.assert_allclose(graph.run(inputs)[name], value, rtol=0, atol=1e-4 * max(1, np.abs(value).max()))
+    for window in (40, 100, 333):
+        shapes = SlmInputs(slm.module.config, 5, window).shapes()
+        feed = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+        feed |= {name: np.zeros_like(array) for name, array in feed.items() if name.startswith("mask_")}
+        found = traced.run(feed)
+        for name, value in slm.run(feed).items():
+            np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-4 * max(1, np.abs(value).max()))
+
+
+def test_only_slots_behind_the_last_one_seen_are_left_out() -> None:
+    rng, slots, rows = np.random.default_rng(0), 200, 3
+    mask = np.full((1, 1, rows, slots + rows), MASKED, np.float32)
+    mask[0, 0, 1, 70], mask[..., slots:] = 0.0, 0.0
+    keys, values = rng.random((1, 2, 4, slots)), rng.random((1, 2, slots, 4))
+    cut = without_empty_slots({"mask_full": mask, "past_keys_2": keys, "past_values_2": values, "x": keys}, rows)
+    np.testing.assert_array_equal(cut["past_keys_2"], keys[..., :128])
+    np.testing.assert_array_equal(cut["past_values_2"], values[:, :, :128])
+    np.testing.assert_array_equal(cut["mask_full"], np.concatenate([mask[..., :128], mask[..., slots:]], axis=-1))
+    assert cut["x"] is keys
