@@ -6,7 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTHON ?=
-PYTEST_ARGS ?=
+# All tests by default, a process for each core; a file stays in one process, with what it makes once.
+PYTEST_ARGS ?= -n auto --dist loadfile
 
 .PHONY: demo test lint clean
 

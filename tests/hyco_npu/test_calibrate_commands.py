@@ -126,7 +126,11 @@ def test_responses_of_prompts_generate_are_not_generated_again(
     arguments = ("calibrate", "mtp", "--prompts", str(responses), "--window", "128", "--out", str(again))
     code, result = run(*arguments)
     assert code == 0, result
-    assert dict(Ranges.load(again).bounds) == dict(Ranges.load(out).bounds)
+    found, wanted = dict(Ranges.load(again).bounds), dict(Ranges.load(out).bounds)
+    assert found.keys() == wanted.keys()
+    for name, bounds in wanted.items():
+        # the answers come from batches: the same tokens, other last bits of what was computed on the way
+        assert found[name] == pytest.approx(bounds, rel=1e-5, abs=1e-7)
     assert result["hashes"]["verifier"] == whole["hashes"]["verifier"]
     assert result["hashes"]["prompts"] != whole["hashes"]["prompts"]
     responses.with_suffix(".meta.json").unlink()
