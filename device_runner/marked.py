@@ -78,6 +78,10 @@ class MarkedShell:
             for line in lines:
                 if line.startswith(f"{marker}:"):
                     if exit_code := int(line.partition(":")[2]):
+                        # stderr comes beside the marker, and is whole when the client has ended
+                        with contextlib.suppress(DeviceError):
+                            for _ in lines:
+                                pass
                         raise failed(command, exit_code, excerpt(_text_of(stderr), "\n".join(last)))
                     return
                 if held:
