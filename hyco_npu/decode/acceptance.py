@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hyco_npu.decode.tree import DraftTree
 
 HEAD_SOURCE = "mtp"
-PAPER_EPSILON, MEDUSA_EPSILON = 0.005, 0.09
+MEDUSA_EPSILON = 0.09
 
 T = TypeVar("T")
 
@@ -179,10 +179,9 @@ class Typical:
 def rule_of(settings: AcceptanceSettings, sampling: Sampling) -> AcceptanceRule:
     """The rule that a configuration names. Raises UsageError for thresholds that mean nothing."""
     if settings.rule == "epsilon":
-        epsilon = PAPER_EPSILON if settings.epsilon is None else settings.epsilon
-        return Epsilon(sampling, epsilon, settings.order, settings.distribution, settings.nodes)
+        return Epsilon(sampling, settings.epsilon, settings.order, settings.distribution, settings.nodes)
     if settings.rule == "typical":
-        epsilon = MEDUSA_EPSILON if settings.epsilon is None else settings.epsilon
+        epsilon = settings.epsilon if "epsilon" in settings.model_fields_set else MEDUSA_EPSILON
         return Typical(sampling, epsilon, settings.delta)
     return Exact(sampling)
 

@@ -86,7 +86,7 @@ class AcceptanceSettings(_Section):
     """
 
     rule: Literal["exact", "epsilon", "typical"] = "exact"
-    epsilon: float | None = Field(default=None, gt=0)
+    epsilon: float = Field(default=0.005, gt=0)
     order: Literal["sample_first", "max_p", "longest"] = "sample_first"
     distribution: Literal["raw", "processed"] = "processed"
     nodes: Literal["all", "chain"] = "all"

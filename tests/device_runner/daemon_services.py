@@ -62,6 +62,8 @@ class Shell:
             stdin=_PIPE,
             stdout=_PIPE,
             stderr=_PIPE if self._packets else asyncio.subprocess.STDOUT,
+            # a shell cannot trap a signal that was ignored when it started, as under nohup
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
         watcher = asyncio.create_task(self._take_input(process, stream))
         pipes = [(STDOUT, process.stdout)] + ([(STDERR, process.stderr)] if self._packets else [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from safetensors.numpy import save_file
 from device_runner.build import PROBE, build_host
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 _BUILDS = {"release": False, "sanitized": True}
@@ -53,8 +55,19 @@ def _run(*command: str | Path) -> tuple[int, list[dict[str, Any]]]:
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.fixture(scope="session", params=_BUILDS)
-def native(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Native:
-    folder = tmp_path_factory.mktemp(request.param)
-    runner = build_host(folder / "build", probe=True, sanitize=_BUILDS[request.param])
-    return Native(runner, folder)
+@pytest.fixture(scope="session")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Native]:
+    """Builds by name, each made when it is first asked for: a fixture with parameters forgets one for the other."""
+
+    @functools.cache
+    def build(name: str) -> Native:
+        folder = tmp_path_factory.mktemp(name)
+        return Native(build_host(folder / "build", probe=True, sanitize=_BUILDS[name]), folder)
+
+    return build
+
+
+@pytest.fixture(params=_BUILDS)
+def native(request: pytest.FixtureRequest, builds: Callable[[str], Native]) -> Native:
+    """One of the two builds."""
+    return builds(request.param)

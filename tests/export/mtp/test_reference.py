@@ -70,5 +70,5 @@ def test_transformers_head_sees_the_unmasked_rows_at_its_position(tiny: TinyHead
         result = reference.run(feed)
         hidden, logits = run_transformers(tiny.model, seen, query)
         assert result["next_hidden"].shape == (1, 1, 1, hidden.size)
-        np.testing.assert_allclose(result["next_hidden"].ravel(), hidden, atol=1e-6)
-        np.testing.assert_allclose(result["logits_0"].ravel(), logits[KEEP], atol=1e-6)
+        np.testing.assert_allclose(result["next_hidden"].ravel(), hidden, atol=1e-5)
+        np.testing.assert_allclose(result["logits_0"].ravel(), logits[KEEP], atol=1e-5)
