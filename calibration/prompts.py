@@ -113,9 +113,13 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, *, chat: b
             f"prompt {prompt.id}: the tokenizer of {tokenizer.name_or_path or 'this model'} has no chat template; "
             "add chat_template.jinja to its folder or encode plain text (chat=False)"
         )
-    messages = [{"role": "user", "content": prompt.turns[0]}]
+    return chat_token_ids(tokenizer, [{"role": "user", "content": prompt.turns[0]}])
+
+
+def chat_token_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]]) -> list[int]:
+    """Token ids of a conversation through the tokenizer's chat template, up to the model's reply."""
     # two steps: the one-step form changed what it returns between transformers 4 and 5
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
     return [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
 
 

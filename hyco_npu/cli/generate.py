@@ -30,14 +30,13 @@ from hyco_npu.cli.output import JsonOption, emit, stderr_console
 from quant.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from rich.console import Console
 
-    from hyco_npu.decode.config import DecodeConfig
     from hyco_npu.decode.loop import Round
     from hyco_npu.decode.models import Models
-    from hyco_npu.decode.session import GenerationOptions, Session
+    from hyco_npu.decode.session import GenerationOptions
     from hyco_npu.decode.trace import Summary
 
 app = typer.Typer()
@@ -71,7 +70,7 @@ def generate(
     from calibration.jsonfile import replace_file
     from hyco_npu.decode.config import load_config
     from hyco_npu.decode.draw import round_tree, save_svg
-    from hyco_npu.decode.session import encode_messages
+    from hyco_npu.decode.session import Session, encode_messages
     from hyco_npu.decode.trace import summarize, trace_lines
     from hyco_npu.defaults import decode_models
 
@@ -88,7 +87,7 @@ def generate(
         token_ids = [int(token) for token in models.tokenizer(text)["input_ids"]]
     if not token_ids:
         raise UsageError("--prompt is empty; give a text")
-    rounds = _stream(models, _session(models, chosen, options), token_ids, quiet=as_json)
+    rounds = _show(models, Session(models, chosen, options).generate(token_ids), quiet=as_json)
     trees = [round_tree(one, number, _namer(models)) for number, one in enumerate(rounds) if number]
     if svg is not None:
         save_svg(trees, svg, f"{chosen.name}: {text}")
@@ -194,17 +193,7 @@ def _options(
     return GenerationOptions(max_new_tokens, Sampling(temperature, top_k, top_p), seed)
 
 
-def _session(models: Models, config: DecodeConfig, options: GenerationOptions) -> Session:
-    from hyco_npu.decode.session import Session
-
-    return Session(models, config, options)
-
-
-def _stream(models: Models, session: Session, token_ids: Sequence[int], quiet: bool) -> list[Round]:
-    return _show(models, session.generate(token_ids), quiet)
-
-
-def _show(models: Models, rounds: Any, quiet: bool) -> list[Round]:
+def _show(models: Models, rounds: Iterable[Round], quiet: bool) -> list[Round]:
     """All rounds, their text printed as it comes unless `quiet`."""
     from rich.console import Console
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from calibration.errors import CalibrationError
+from calibration.prompts import chat_token_ids
 from hyco_npu.decode.acceptance import rule_of
 from hyco_npu.decode.loop import decode
 from hyco_npu.decode.sampling import Sampling
@@ -59,5 +60,4 @@ def encode_messages(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[
             f"the tokenizer of {tokenizer.name_or_path or 'this model'} has no chat template; add chat_template.jinja "
             "to its folder or use --no-chat"
         )
-    text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-    return [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
+    return chat_token_ids(tokenizer, messages)
