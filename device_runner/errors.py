@@ -10,6 +10,7 @@ HycoError                        the work failed (exit code 1)
     ├── LinkLostError            a call ended without its exit code: what came before is not a result
     ├── CallTimeoutError         a call did not end, or fell silent, within its time
     ├── CommandError             a command on the device ended with another exit code than 0
+    ├── RunnerError              the native runner failed, in its own words, or said what nobody asked it for
     ├── PushError                a file did not arrive as it was sent
     │   └── NoSpaceError         the device has no room for it
     ├── FactError                the device did not tell what a measurement must know
@@ -52,6 +53,10 @@ class CallTimeoutError(DeviceError):
 
 class CommandError(DeviceError):
     """A command on the device failed."""
+
+
+class RunnerError(DeviceError):
+    """The native runner failed, or its output is not what a runner prints; the message has its own words."""
 
 
 class PushError(DeviceError):

@@ -29,6 +29,11 @@ class Clock:
             self._book()
             self._open.pop()
 
+    def move(self, source: str, target: str, seconds: float) -> None:
+        """Book `seconds` of a phase that has ended to another: who did the work has told how long it took."""
+        self._seconds[source] = self._seconds.get(source, 0.0) - seconds
+        self._seconds[target] = self._seconds.get(target, 0.0) + seconds
+
     def take(self) -> dict[str, float]:
         """Seconds by phase since the last call. Called inside a phase, it takes that phase's time so far."""
         self._book()

@@ -89,3 +89,12 @@ def test_a_phase_that_raises_is_closed(watch: Watch) -> None:
     with clock.phase("after"):
         watch.now += 2.0
     assert clock.take() == {"outer": 0.0, "inner": 1.0, "after": 2.0}
+
+
+def test_moved_time_leaves_the_sum_alone(watch: Watch) -> None:
+    clock = Clock()
+    with clock.phase("device.link"):
+        watch.now += 5.0
+    clock.move("device.link", "device.slm", 2.0)
+    clock.move("device.link", "device.slm", 1.0)
+    assert clock.take() == {"device.link": 2.0, "device.slm": 3.0}
