@@ -29,7 +29,8 @@ _NOTHING = (
 class Identity:
     """What a device says of itself; None where it does not say.
 
-    soc_model: ro.soc.model (SM8850), since Android 12. soc_id: the kernel's number for the chip.
+    soc_model: ro.soc.model (SM8850), since Android 12. soc_id: the kernel's number for the chip. machine: the kernel's
+    name for the processor (aarch64), which says what programs start there.
     """
 
     model: str | None
@@ -38,6 +39,7 @@ class Identity:
     android_version: str | None
     abi: str | None
     fingerprint: str | None
+    machine: str | None = None
 
 
 @dataclass(frozen=True)
@@ -85,14 +87,16 @@ def choose_device(client: AdbClient, serial: str | None = None) -> AdbTransport:
 def identify(transport: Transport, timeout: Timeout = CALL_TIMEOUT) -> Identity:
     """Model, chip and Android of a device."""
     properties = parse_properties(transport.shell(Command(("getprop",)), timeout).checked())
-    soc_id = transport.shell(script("cat /sys/devices/soc0/soc_id 2>/dev/null"), timeout).stdout.strip()
+    kernel = transport.shell(script("uname -m; cat /sys/devices/soc0/soc_id 2>/dev/null"), timeout).stdout.splitlines()
+    machine, soc_id = (line.strip() or None for line in (*kernel, "", "")[:2])
     return Identity(
         model=properties.get("ro.product.model"),
         soc_model=properties.get("ro.soc.model"),
-        soc_id=soc_id or None,
+        soc_id=soc_id,
         android_version=properties.get("ro.build.version.release"),
         abi=properties.get("ro.product.cpu.abi"),
         fingerprint=properties.get("ro.build.fingerprint"),
+        machine=machine,
     )
 
 

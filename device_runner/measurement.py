@@ -106,7 +106,7 @@ class TreeCheck:
     """The device's trees against the host's for one label.
 
     reference: the host's engine (cpu or simulator). shares: by round, nodes that both trees have over nodes that either
-    has. needed: the lowest share that passes. repeatable: whether later passes over the same rounds gave the same trees.
+    has. needed: the lowest share that passes. repeatable: whether later passes over the same rounds gave equal trees.
     """
 
     label: str
@@ -118,7 +118,11 @@ class TreeCheck:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A run. device: the serial, or the folder that stands for one. usb_powered: whether USB fed the phone."""
+    """A run. device: the serial, or the folder that stands for one. usb_powered: whether USB fed the phone.
+
+    recorded_rounds: how many the file holds. A block that runs more starts again, so its round `number` is the recorded
+    round number % recorded_rounds. None: not known; then every number of a block is another recorded round.
+    """
 
     device: str
     identity: Identity | None
@@ -130,3 +134,4 @@ class Measurement:
     tree_checks: tuple[TreeCheck, ...]
     warm_up_rounds: int
     usb_powered: bool | None
+    recorded_rounds: int | None = None

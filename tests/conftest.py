@@ -30,6 +30,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         missing["adb"] = "adb is not installed (Debian's package adb)"
     if shutil.which("cmake") is None or not Path("/usr/include/nlohmann/json.hpp").is_file():
         missing["native"] = "cmake or nlohmann/json.hpp is not installed (Debian's cmake and nlohmann-json3-dev)"
+    if shutil.which("aarch64-linux-gnu-g++") is None or shutil.which("qemu-aarch64") is None:
+        missing["cross"] = "g++-aarch64-linux-gnu or qemu-user is not installed (Debian's packages)"
     for item in items:
         for marker, reason in missing.items():
             if item.get_closest_marker(marker) is not None:

@@ -18,24 +18,26 @@ SourceScore score_of(const Json& config, const char* source) {
 
 }  // namespace
 
-LoadedDrafter::LoadedDrafter(const std::string& mtp_folder, const std::string& slm_folder,
-                             const RoundSettings& settings, const OpenGraph& open)
+LoadedBundles::LoadedBundles(const std::string& mtp_folder, const std::string& slm_folder, const OpenGraph& open)
     : mtp_(open_bundle(mtp_folder)),
       slm_(open_bundle(slm_folder)),
       head_config_(head_config(mtp_)),
       slm_config_(slm_config(slm_)),
       head_table_(mtp_.path(mtp_.manifest.table)),
-      slm_tables_{PackedTable(slm_.path(slm_.manifest.table)), PackedTable(slm_.path(slm_.manifest.per_layer_table))} {
-  const GraphEntry& head = mtp_.manifest.graph(kHeadGraph);
-  const GraphEntry& draft = slm_.manifest.graph(slm_.manifest.draft_graph);
-  const GraphEntry& prefill = slm_.manifest.graph(slm_.manifest.prefill_graph);
-  head_graph_ = open(mtp_, head);
-  draft_graph_ = open(slm_, draft);
-  prefill_graph_ = open(slm_, prefill);
-  HeadDrafter head_drafter(head_config_, *head_graph_, head_table_, read_keep_set(mtp_), settings);
-  SlmRows rows({slm_config_, slm_tables_, *draft_graph_, draft.rows, *prefill_graph_, prefill.rows},
-               read_keep_set(slm_), settings);
-  drafter_ = std::make_unique<HybridDrafter>(std::move(head_drafter), std::move(rows), settings);
+      slm_tables_{PackedTable(slm_.path(slm_.manifest.table)), PackedTable(slm_.path(slm_.manifest.per_layer_table))},
+      head_graph_(open(mtp_, mtp_.manifest.graph(kHeadGraph))),
+      draft_graph_(open(slm_, slm_.manifest.graph(slm_.manifest.draft_graph))),
+      prefill_graph_(open(slm_, slm_.manifest.graph(slm_.manifest.prefill_graph))),
+      head_tokens_(read_keep_set(mtp_)),
+      slm_tokens_(read_keep_set(slm_)) {}
+
+std::unique_ptr<HybridDrafter> LoadedBundles::drafter(const RoundSettings& settings) {
+  const std::size_t draft_rows = slm_.manifest.graph(slm_.manifest.draft_graph).rows;
+  const std::size_t prefill_rows = slm_.manifest.graph(slm_.manifest.prefill_graph).rows;
+  HeadDrafter head(head_config_, *head_graph_, head_table_, head_tokens_, settings);
+  SlmRows rows({slm_config_, slm_tables_, *draft_graph_, draft_rows, *prefill_graph_, prefill_rows}, slm_tokens_,
+               settings);
+  return std::make_unique<HybridDrafter>(std::move(head), std::move(rows), settings);
 }
 
 RoundSettings round_settings(const Json& config) {

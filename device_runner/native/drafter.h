@@ -1,4 +1,4 @@
-// A hybrid drafter out of two bundles, and its settings out of a decoding configuration.
+// Hybrid drafters out of two bundles, and their settings out of a decoding configuration.
 #pragma once
 
 #include <functional>
@@ -14,14 +14,14 @@ namespace hyco {
 // Opens a graph of a bundle; the bundle outlives it.
 using OpenGraph = std::function<std::unique_ptr<Graph>(const Bundle& bundle, const GraphEntry& entry)>;
 
-// Graphs, tables and the drafter over one text. Files stay mapped as long as this lives.
-class LoadedDrafter {
+// Graphs and tables, and drafters over them. Files stay mapped as long as this lives.
+class LoadedBundles {
  public:
   // Throws RunnerError for bundles that do not hold what a drafter needs.
-  LoadedDrafter(const std::string& mtp_folder, const std::string& slm_folder, const RoundSettings& settings,
-                const OpenGraph& open);
+  LoadedBundles(const std::string& mtp_folder, const std::string& slm_folder, const OpenGraph& open);
 
-  HybridDrafter& drafter() { return *drafter_; }
+  // A drafter before any text. This must outlive it, and one of them is used at a time: they share the graphs.
+  std::unique_ptr<HybridDrafter> drafter(const RoundSettings& settings);
   const HeadConfig& head() const { return head_config_; }
 
  private:
@@ -34,7 +34,8 @@ class LoadedDrafter {
   std::unique_ptr<Graph> head_graph_;
   std::unique_ptr<Graph> draft_graph_;
   std::unique_ptr<Graph> prefill_graph_;
-  std::unique_ptr<HybridDrafter> drafter_;
+  std::vector<Token> head_tokens_;
+  std::vector<Token> slm_tokens_;
 };
 
 // The settings of a decoding configuration in JSON, fields as hyco_npu/decode/config.py names them. Throws RunnerError

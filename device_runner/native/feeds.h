@@ -15,6 +15,7 @@
 #include "rope.h"
 #include "slot_plane.h"
 #include "tables.h"
+#include "timing.h"
 
 namespace hyco {
 
@@ -118,12 +119,13 @@ class TreeFeeds {
   // All inputs of a pass; `tokens` are those of the rows that run. Valid until the next call and while the window
   // stays as it is. Throws RunnerError for a tree that graph or window cannot hold and for tokens without a row.
   const std::vector<const void*>& feed(const RowTree& tree, const std::vector<Token>& tokens, const SlmTables& tables,
-                                       const KvWindow& window);
+                                       const KvWindow& window, Timing& timing);
 
  private:
+  // A graph whose last cache is of this kind rotates its keys, but looks at none: it has no mask.
   struct OfKind {
     Kind kind;
-    std::size_t mask;
+    std::optional<std::size_t> mask;
     std::size_t cosines;
     std::size_t sines;
     std::size_t dim;
@@ -137,11 +139,14 @@ class TreeFeeds {
 
   std::size_t slots(Kind kind) const;
   std::size_t reach(Kind kind) const;
+  std::size_t add_kind(Kind kind, const KindShape& shape, bool with_mask);
   void check(const RowTree& tree, const std::vector<Token>& tokens, const KvWindow& window) const;
   void fill_table(std::size_t input, const PackedTable& table, const std::vector<Token>& tokens);
   void fill_rotations(const OfKind& of_kind, const std::vector<std::size_t>& positions);
+  void fill_mask(Kind kind, std::size_t input, const RowTree& tree, const KvWindow& window);
   template <typename Code>
-  void fill_mask(const OfKind& of_kind, const RowTree& tree, const KvWindow& window, Code* codes) const;
+  void fill_mask_codes(Kind kind, const BoundaryTensor& tensor, const RowTree& tree, const KvWindow& window,
+                       Code* codes) const;
   void fill_caches(const KvWindow& window);
 
   SlmConfig config_;

@@ -54,13 +54,12 @@ HeadNodes HeadDrafter::add_to(GrowingTree& tree, std::size_t max_depth, Timing& 
       inputs = &feeds_.step(embedding.data(), hidden.data());
     }
     {
-      const Timed timed(timing, Phase::kHeadGraph);
+      const Timed timed(timing, Phase::kHeadStep);
       graph_.run(*inputs, outputs_.pointers());
     }
-    const Timed timed(timing, Phase::kTree);
-    const Token token = scorer_.likeliest(outputs_.logits(0));
-    add_step(tree, token, nodes);
+    const Token token = add_step(tree, nodes, timing);
     if (step + 1 < steps) {
+      const Timed timed(timing, Phase::kTables);
       table_.lookup(token, embedding.data());
       graph_.boundary().outputs[next_hidden_].decode(outputs_.data(next_hidden_), hidden.size(), hidden.data());
     }
@@ -68,14 +67,22 @@ HeadNodes HeadDrafter::add_to(GrowingTree& tree, std::size_t max_depth, Timing& 
   return nodes;
 }
 
-void HeadDrafter::add_step(GrowingTree& tree, Token token, HeadNodes& nodes) {
+Token HeadDrafter::add_step(GrowingTree& tree, HeadNodes& nodes, Timing& timing) {
   const std::size_t depth = nodes.chain.size() + 1;
   const std::size_t count = depth <= settings_.sibling_depth ? settings_.width : 1;
   std::size_t wanted = std::max(count, settings_.width);
   if (settings_.guesses) {
     wanted = std::max(wanted, settings_.guesses->runners_up);
   }
-  const std::vector<Candidate> candidates = scorer_.best(outputs_.logits(0), wanted);
+  Token token = 0;
+  std::vector<Candidate> candidates;
+  {
+    const Timed timed(timing, Phase::kTopk);
+    const CodeRow logits = outputs_.logits(0);
+    token = scorer_.likeliest(logits);
+    candidates = scorer_.best(logits, wanted);
+  }
+  const Timed timed(timing, Phase::kTree);
   const Node parent = nodes.chain.empty() ? kRoot : nodes.chain.back();
   std::size_t siblings = 0;
   for (std::size_t i = 0; i < std::min(count, candidates.size()); ++i) {
@@ -86,7 +93,8 @@ void HeadDrafter::add_step(GrowingTree& tree, Token token, HeadNodes& nodes) {
     }
   }
   nodes.chain.push_back(tree.add(parent, token, candidates.front().log_probability, Source::kMtp));
-  nodes.candidates.push_back(candidates);
+  nodes.candidates.push_back(std::move(candidates));
+  return token;
 }
 
 }  // namespace hyco

@@ -35,7 +35,8 @@ class HeadDrafter {
   HeadNodes add_to(GrowingTree& tree, std::size_t max_depth, Timing& timing);
 
  private:
-  void add_step(GrowingTree& tree, Token token, HeadNodes& nodes);
+  // Adds the likeliest token, which it returns, and its siblings.
+  Token add_step(GrowingTree& tree, HeadNodes& nodes, Timing& timing);
 
   Graph& graph_;
   const EmbeddingTable& table_;

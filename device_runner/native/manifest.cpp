@@ -1,6 +1,7 @@
 #include "manifest.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <sstream>
 
@@ -52,6 +53,46 @@ GraphEntry graph_of(const Json& entry) {
   return graph;
 }
 
+// Major, minor and patch of "2.51" or "v2.51.0.260929181845": the build's number does not decide.
+std::array<long, 3> numbers_of(const std::string& version) {
+  std::array<long, 3> numbers{};
+  std::istringstream parts(version.substr(version.rfind('v', 0) == 0 ? 1 : 0));
+  std::size_t count = 0;
+  for (std::string part; count < numbers.size() && std::getline(parts, part, '.'); ++count) {
+    if (part.empty() || part.size() > 9 || part.find_first_not_of("0123456789") != std::string::npos) {
+      throw UsageError("version \"" + version + "\" is not numbers with points between them");
+    }
+    numbers[count] = std::stol(part);
+  }
+  if (count < 2) {
+    throw UsageError("version \"" + version + "\" is not numbers with points between them");
+  }
+  return numbers;
+}
+
+std::size_t arch_of(const std::string& name) {
+  if (name.size() < 2 || name.size() > 5 || name[0] != 'v' ||
+      name.find_first_not_of("0123456789", 1) != std::string::npos) {
+    throw RunnerError("htp_arch is \"" + name + "\", not like v81");
+  }
+  return static_cast<std::size_t>(std::stoi(name.substr(1)));
+}
+
+TargetEntry target_of(const Json& entry) {
+  TargetEntry target;
+  target.name = entry.at("target").text();
+  target.compiled = entry.at("compiled").boolean();
+  target.soc_model = entry.at("soc_model").count();
+  target.htp_arch = arch_of(entry.at("htp_arch").text());
+  if (entry.has("qnn_version")) {
+    target.qnn_version = entry.at("qnn_version").text();
+  }
+  if (target.compiled) {
+    numbers_of(target.qnn_version);
+  }
+  return target;
+}
+
 Manifest manifest_of(const Json& json) {
   Manifest manifest;
   manifest.schema_version = json.at("schema_version").integer();
@@ -76,8 +117,7 @@ Manifest manifest_of(const Json& json) {
   manifest.draft_graph = text_or_empty(json, "slm", "draft_graph");
   manifest.prefill_graph = text_or_empty(json, "slm", "prefill_graph");
   for (const Json& entry : json.at("targets").items()) {
-    const std::string version = entry.has("qnn_version") ? entry.at("qnn_version").text() : "";
-    manifest.targets.push_back({entry.at("target").text(), entry.at("compiled").boolean(), version});
+    manifest.targets.push_back(target_of(entry));
   }
   for (const Json& entry : json.at("files").items()) {
     manifest.files.push_back({entry.at("path").text(), entry.at("size_bytes").count(), entry.at("sha256").text()});
@@ -118,27 +158,6 @@ void require_kind(const Bundle& bundle, const char* kind) {
   if (bundle.manifest.kind != kind) {
     throw RunnerError("bundle " + bundle.folder + " is of kind " + bundle.manifest.kind + ", not " + kind);
   }
-}
-
-std::string problem_of(const Bundle& bundle, const FileEntry& entry) {
-  const MappedFile file(bundle.path(entry.path));
-  if (file.size() != entry.size_bytes) {
-    return std::to_string(file.size()) + " bytes, the manifest says " + std::to_string(entry.size_bytes);
-  }
-  const std::string digest = sha256(file.data(), file.size());
-  return digest == entry.sha256 ? "" : "sha256 " + digest + ", the manifest says " + entry.sha256;
-}
-
-std::vector<long> numbers_of(const std::string& version) {
-  std::vector<long> numbers;
-  std::istringstream parts(version);
-  for (std::string part; std::getline(parts, part, '.');) {
-    if (part.empty() || part.size() > 9 || part.find_first_not_of("0123456789") != std::string::npos) {
-      throw UsageError("version \"" + version + "\" is not numbers with points between them");
-    }
-    numbers.push_back(std::stol(part));
-  }
-  return numbers;
 }
 
 // The keep set's own hash: of vocab_size and the ids as little-endian int64.
@@ -190,12 +209,21 @@ Bundle open_bundle(const std::string& folder) {
   }
 }
 
+std::string file_problem(const Bundle& bundle, const FileEntry& entry) {
+  const MappedFile file(bundle.path(entry.path));
+  if (file.size() != entry.size_bytes) {
+    return std::to_string(file.size()) + " bytes, the manifest says " + std::to_string(entry.size_bytes);
+  }
+  const std::string digest = sha256(file.data(), file.size());
+  return digest == entry.sha256 ? "" : "sha256 " + digest + ", the manifest says " + entry.sha256;
+}
+
 std::vector<std::string> file_problems(const Bundle& bundle) {
   std::vector<std::string> problems;
   for (const FileEntry& entry : bundle.manifest.files) {
     std::string problem;
     try {
-      problem = problem_of(bundle, entry);
+      problem = file_problem(bundle, entry);
     } catch (const RunnerError& error) {
       problem = error.what();
     }
@@ -207,7 +235,7 @@ std::vector<std::string> file_problems(const Bundle& bundle) {
 }
 
 std::vector<std::string> version_problems(const Bundle& bundle, const std::string& version) {
-  const std::vector<long> here = numbers_of(version);
+  const auto here = numbers_of(version);
   std::vector<std::string> problems;
   for (const TargetEntry& target : bundle.manifest.targets) {
     if (target.compiled && numbers_of(target.qnn_version) > here) {

@@ -23,7 +23,7 @@ struct FileEntry {
 struct GraphEntry {
   std::string name;
   std::size_t rows = 0;
-  std::map<std::string, std::string> files;  // by role: "qdq", "context", "binary"
+  std::map<std::string, std::string> files;  // by role: "qdq", "weights", "context", "binary", ...
   Boundary boundary;
 };
 
@@ -31,6 +31,8 @@ struct TargetEntry {
   std::string name;
   bool compiled = false;
   std::string qnn_version;  // "" where it was not compiled
+  std::size_t soc_model = 0;
+  std::size_t htp_arch = 0;  // 81 for "v81"
 };
 
 struct KeepSetEntry {
@@ -73,7 +75,12 @@ Bundle open_bundle(const std::string& folder);
 // One line for each file that is not as the manifest says (missing, size, SHA-256); empty for an intact bundle.
 std::vector<std::string> file_problems(const Bundle& bundle);
 
-// One line for each target that was compiled with a newer QNN than `version`, which could not load its binary.
+// "" for a file that is as the manifest says, otherwise what is wrong with it. Throws RunnerError for one that cannot be
+// opened.
+std::string file_problem(const Bundle& bundle, const FileEntry& entry);
+
+// One line for each target that was compiled with a newer QNN than `version`, which could not load its binary. Throws
+// UsageError for a version that is no such text as "2.51.0" or "v2.51.0.260929181845".
 std::vector<std::string> version_problems(const Bundle& bundle, const std::string& version);
 
 // Token ids by column. Throws RunnerError for a set that is not the one that the graphs were made for.

@@ -1,12 +1,13 @@
 #include "replay.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
 #include "drafter.h"
 #include "errors.h"
+#include "events.h"
+#include "lines.h"
 #include "safetensors.h"
 
 namespace hyco {
@@ -16,9 +17,7 @@ namespace {
 class Recording {
  public:
   explicit Recording(const std::string& path) : file_(path), json_(Json::parse(file_.metadata("recording"))) {
-    if (json_.at("schema_version").integer() != 1) {
-      throw RunnerError(path + " is not a recording of schema 1; record it again");
-    }
+    require_schema(json_, path);
     for (const Json& call : json_.at("calls").items()) {
       calls_.push_back(call.text());
     }
@@ -116,54 +115,16 @@ class RecordedGraph : public Graph {
   const GraphEntry& entry_;
 };
 
-HeadUpdate update_of(const SafetensorsFile& file, const Json& event, const HeadConfig& config) {
-  const std::string prefix = "update." + std::to_string(event.at("update").count()) + ".";
-  HeadUpdate update;
-  update.hidden = elements<float>(file.tensor(prefix + "hidden", "F32", 1));
-  update.embedding = elements<float>(file.tensor(prefix + "embedding", "F32", 1));
-  for (std::size_t kind = 0; kind < kKindNames.size(); ++kind) {
-    if (config.kinds[kind]) {
-      const TensorView& keys = file.tensor(prefix + "keys_" + kKindNames[kind], "F32", 3);
-      update.rows = keys.shape[1];
-      update.keys[kind] = elements<float>(keys);
-      update.values[kind] = elements<float>(file.tensor(prefix + "values_" + kKindNames[kind], "F32", 3));
-    }
-  }
-  return update;
-}
-
-Json tree_json(const DraftTree& tree) {
-  Json::Array parents;
-  for (const auto& parent : tree.parents) {
-    parents.push_back(parent ? Json(*parent) : Json());
-  }
-  return Json::Object{{"token_ids", Json::array(tree.tokens)},
-                      {"parents", std::move(parents)},
-                      {"scores", Json::array(tree.scores)},
-                      {"sources", Json::array(tree.sources)}};
-}
-
-Json timing_json(const Timing& timing) {
-  Json::Object phases;
-  for (std::size_t phase = 0; phase < kPhaseNames.size(); ++phase) {
-    phases[kPhaseNames[phase]] = timing.milliseconds(static_cast<Phase>(phase));
-  }
-  return phases;
-}
-
-void play(const Json& event, const Recording& recording, LoadedDrafter& loaded) {
-  HybridDrafter& drafter = loaded.drafter();
+void play(const Json& event, const Recording& recording, LoadedBundles& loaded, HybridDrafter& drafter) {
+  const auto update = [&] { return update_of(recording.file(), event.at("update").count(), loaded.head()); };
   const std::string& what = event.at("event").text();
   if (what == "draft") {
     const DraftTree tree = drafter.draft(event.at("max_depth").count());
-    const Json line = Json::Object{{"tree", tree_json(tree)}, {"milliseconds", timing_json(drafter.take_timing())}};
-    std::printf("%s\n", line.dump().c_str());
+    print_line(Json::Object{{"tree", tree_json(tree)}, {"milliseconds", drafter.take_timing().parts()}});
   } else if (what == "begin") {
-    Reply reply{{}, event.at("emitted").integers(), update_of(recording.file(), event, loaded.head())};
-    drafter.begin(event.at("token_ids").integers(), std::move(reply));
+    drafter.begin(event.at("token_ids").integers(), {{}, event.at("emitted").integers(), update()});
   } else if (what == "commit") {
-    drafter.commit({event.at("accepted").counts(), event.at("emitted").integers(),
-                    update_of(recording.file(), event, loaded.head())});
+    drafter.commit({event.at("accepted").counts(), event.at("emitted").integers(), update()});
   } else {
     throw RunnerError("the recording has an event \"" + what + "\"; known are begin, draft and commit");
   }
@@ -176,9 +137,10 @@ void replay(const std::string& mtp_folder, const std::string& slm_folder, const 
   const OpenGraph open = [&](const Bundle& /*bundle*/, const GraphEntry& entry) {
     return std::make_unique<RecordedGraph>(recording, entry);
   };
-  LoadedDrafter loaded(mtp_folder, slm_folder, round_settings(recording.json().at("config")), open);
+  LoadedBundles loaded(mtp_folder, slm_folder, open);
+  const auto drafter = loaded.drafter(round_settings(recording.json().at("config")));
   for (const Json& event : recording.json().at("events").items()) {
-    play(event, recording, loaded);
+    play(event, recording, loaded, *drafter);
   }
   if (recording.calls_left() > 0) {
     throw RunnerError(std::to_string(recording.calls_left()) + " calls of the recording were not made");

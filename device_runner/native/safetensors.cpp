@@ -1,6 +1,7 @@
 #include "safetensors.h"
 
 #include <cstring>
+#include <utility>
 
 #include "errors.h"
 #include "json.h"
@@ -45,26 +46,35 @@ TensorView view_of(const Json& entry, const std::uint8_t* data, std::size_t size
 
 }  // namespace
 
-SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
+SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path), file_(path) {
+  read(file_->data(), file_->size());
+}
+
+SafetensorsFile::SafetensorsFile(std::vector<std::uint8_t> bytes, std::string name)
+    : path_(std::move(name)), bytes_(std::move(bytes)) {
+  read(bytes_.data(), bytes_.size());
+}
+
+void SafetensorsFile::read(const std::uint8_t* data, std::size_t size) {
   try {
-    read_header();
+    read_header(data, size);
   } catch (const RunnerError& error) {
-    throw RunnerError(path + " cannot be read as a safetensors file (" + error.what() + "); export it again");
+    throw RunnerError(path_ + " cannot be read as a safetensors file (" + error.what() + "); make it again");
   }
 }
 
-void SafetensorsFile::read_header() {
+void SafetensorsFile::read_header(const std::uint8_t* file, std::size_t file_size) {
   std::uint64_t length = 0;
-  if (file_.size() < kLengthBytes) {
-    throw RunnerError("it has " + std::to_string(file_.size()) + " bytes");
+  if (file_size < kLengthBytes) {
+    throw RunnerError("it has " + std::to_string(file_size) + " bytes");
   }
-  std::memcpy(&length, file_.data(), kLengthBytes);
-  if (length > file_.size() - kLengthBytes) {
+  std::memcpy(&length, file, kLengthBytes);
+  if (length > file_size - kLengthBytes) {
     throw RunnerError("its header would be " + std::to_string(length) + " bytes long");
   }
-  const std::uint8_t* data = file_.data() + kLengthBytes + length;
-  const std::size_t size = file_.size() - kLengthBytes - length;
-  const Json header = Json::parse(std::string(file_.data() + kLengthBytes, data));
+  const std::uint8_t* data = file + kLengthBytes + length;
+  const std::size_t size = file_size - kLengthBytes - length;
+  const Json header = Json::parse(std::string(file + kLengthBytes, data));
   for (const auto& [name, entry] : header.fields()) {
     if (name == "__metadata__") {
       for (const auto& [key, value] : entry.fields()) {

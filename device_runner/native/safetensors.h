@@ -1,9 +1,10 @@
-// Reader of safetensors files: 8 bytes length of the header, little-endian; the header in JSON; the tensors' bytes.
+// Reader of safetensors files, mapped or in memory: 8 bytes length of the header, little-endian; the header in JSON; the tensors' bytes.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,8 +24,10 @@ class SafetensorsFile {
   // Throws RunnerError naming the file for one that is absent or damaged: a tensor outside the file, or one whose
   // bytes are not those of its shape.
   explicit SafetensorsFile(const std::string& path);
+  // A file's bytes in memory; `name` stands for its path in messages.
+  SafetensorsFile(std::vector<std::uint8_t> bytes, std::string name);
 
-  const std::string& path() const { return file_.path(); }
+  const std::string& path() const { return path_; }
   // "" where there is no such entry.
   std::string metadata(const std::string& name) const;
   bool has(const std::string& name) const { return tensors_.count(name) > 0; }
@@ -33,9 +36,12 @@ class SafetensorsFile {
   const TensorView& tensor(const std::string& name) const;
 
  private:
-  void read_header();
+  void read(const std::uint8_t* data, std::size_t size);
+  void read_header(const std::uint8_t* data, std::size_t size);
 
-  MappedFile file_;
+  std::string path_;
+  std::optional<MappedFile> file_;
+  std::vector<std::uint8_t> bytes_;
   std::map<std::string, std::string> metadata_;
   std::map<std::string, TensorView> tensors_;
 };

@@ -28,8 +28,8 @@ std::size_t place_of(const SlmRowPtr& row) {
 
 }  // namespace
 
-SlmGraph::SlmGraph(const SlmConfig& config, Graph& graph, std::size_t rows)
-    : graph_(graph), feeds_(config, graph.boundary(), rows), outputs_(graph.boundary()) {
+SlmGraph::SlmGraph(const SlmConfig& config, Graph& graph, std::size_t rows, Phase phase)
+    : graph_(graph), phase_(phase), feeds_(config, graph.boundary(), rows), outputs_(graph.boundary()) {
   for (const CacheOwner& owner : config.owners) {
     const std::size_t keys = outputs_.index("new_keys_" + std::to_string(owner.layer));
     const std::size_t values = outputs_.index("new_values_" + std::to_string(owner.layer));
@@ -49,10 +49,10 @@ void SlmGraph::run(const RowTree& tree, const std::vector<Token>& tokens, const 
   const std::vector<const void*>* inputs = nullptr;
   {
     const Timed timed(timing, Phase::kFeeds);
-    inputs = &feeds_.feed(tree, tokens, tables, window);
+    inputs = &feeds_.feed(tree, tokens, tables, window, timing);
   }
   {
-    const Timed timed(timing, Phase::kSlmGraph);
+    const Timed timed(timing, phase_);
     graph_.run(*inputs, outputs_.pointers());
   }
   const Timed timed(timing, Phase::kState);
@@ -66,8 +66,8 @@ void SlmGraph::run(const RowTree& tree, const std::vector<Token>& tokens, const 
 
 SlmRows::SlmRows(const SlmParts& parts, std::vector<Token> token_ids, const RoundSettings& settings)
     : tables_(parts.tables),
-      draft_(parts.config, parts.draft, parts.draft_rows),
-      prefill_(parts.config, parts.prefill, parts.prefill_rows),
+      draft_(parts.config, parts.draft, parts.draft_rows, Phase::kSlmPass),
+      prefill_(parts.config, parts.prefill, parts.prefill_rows, Phase::kPrefill),
       scorer_(draft_.outputs().chunks(), std::move(token_ids), parts.config.softcap, settings.slm_score),
       children_(settings.children),
       window_(cache_shapes(parts.config, parts.draft_rows), parts.config.window) {}
@@ -101,7 +101,7 @@ std::vector<std::vector<Candidate>> SlmRows::expand(SlmTree& grown, const std::v
   const std::vector<SlmRowPtr> of_nodes = node_rows(grown, nodes, front.empty() ? nullptr : front.back());
   rows.insert(rows.end(), of_nodes.begin(), of_nodes.end());
   run(rows, timing);
-  const Timed timed(timing, Phase::kTree);
+  const Timed timed(timing, Phase::kTopk);
   std::vector<std::vector<Candidate>> candidates;
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     candidates.push_back(scorer_.best(draft_.outputs().logits(front.size() + i), children_));

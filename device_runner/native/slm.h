@@ -20,7 +20,8 @@ namespace hyco {
 // A graph of the SLM with its number of rows, and room for what goes in and comes out.
 class SlmGraph {
  public:
-  SlmGraph(const SlmConfig& config, Graph& graph, std::size_t rows);
+  // `phase`: what a run of the graph is booked to.
+  SlmGraph(const SlmConfig& config, Graph& graph, std::size_t rows, Phase phase);
 
   std::size_t rows() const { return feeds_.rows(); }
   const OutputBuffers& outputs() const { return outputs_; }
@@ -30,6 +31,7 @@ class SlmGraph {
 
  private:
   Graph& graph_;
+  Phase phase_;
   TreeFeeds feeds_;
   OutputBuffers outputs_;
   std::vector<NewRows> new_rows_;  // by owner, within outputs_

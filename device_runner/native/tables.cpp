@@ -48,13 +48,19 @@ void unpack(const std::uint8_t* packed, unsigned bits, std::size_t count, float*
   }
 }
 
-// Replaces every packed code by its entry.
+// Replaces every packed code by its entry, two at a time: a pair is one 32-bit number, the first code low.
 template <unsigned bits>
-void spread(const std::uint8_t* packed, std::size_t bytes, const std::array<std::uint16_t, 16>& entries,
-            std::uint16_t* codes) {
+void spread(const std::uint8_t* packed, std::size_t bytes, const std::uint16_t* entries, std::uint16_t* codes) {
+  constexpr std::size_t kValues = std::size_t{1} << bits;
+  std::array<std::uint32_t, kValues * kValues> pairs;
+  for (std::size_t second = 0; second < kValues; ++second) {
+    for (std::size_t first = 0; first < kValues; ++first) {
+      pairs[second * kValues + first] = entries[first] | static_cast<std::uint32_t>(entries[second]) << 16U;
+    }
+  }
   for (std::size_t byte = 0; byte < bytes; ++byte) {
-    for (unsigned place = 0; place < 8 / bits; ++place) {
-      *codes++ = entries[(packed[byte] >> (place * bits)) & ((1U << bits) - 1)];
+    for (unsigned place = 0; place < 8; place += 2 * bits, codes += 2) {
+      std::memcpy(codes, &pairs[(packed[byte] >> place) & (pairs.size() - 1)], sizeof(pairs[0]));
     }
   }
 }
@@ -131,25 +137,26 @@ void PackedTable::encode(Token id, const BoundaryTensor& tensor, std::uint8_t* c
     tensor.encode(values.data(), width_, codes);
     return;
   }
-  const std::uint8_t* packed = codes_ + row * row_bytes_;
-  auto* typed = reinterpret_cast<std::uint16_t*>(codes);
-  std::array<float, 16> values{};
-  std::array<std::uint16_t, 16> encoded{};
   const std::size_t count = std::size_t{1} << bits_;
+  std::vector<float> values(groups_ * count);
   for (std::size_t group = 0; group < groups_; ++group) {
     const float scale = scale_of(row, group);
     for (std::size_t code = 0; code < count; ++code) {
-      values[code] = (static_cast<float>(code) - static_cast<float>(count / 2)) * scale * factor_;
+      values[group * count + code] = (static_cast<float>(code) - static_cast<float>(count / 2)) * scale * factor_;
     }
-    tensor.encode(values.data(), count, encoded.data());
-    const std::size_t bytes = size * bits_ / 8;
+  }
+  std::vector<std::uint16_t> encoded(values.size());
+  tensor.encode(values.data(), values.size(), encoded.data());
+  const std::uint8_t* packed = codes_ + row * row_bytes_;
+  auto* typed = reinterpret_cast<std::uint16_t*>(codes);
+  const std::size_t bytes = size * bits_ / 8;
+  for (std::size_t group = 0; group < groups_; ++group) {
+    const std::uint16_t* entries = encoded.data() + group * count;
     if (bits_ == 4) {
-      spread<4>(packed, bytes, encoded, typed);
+      spread<4>(packed + group * bytes, bytes, entries, typed + group * size);
     } else {
-      spread<2>(packed, bytes, encoded, typed);
+      spread<2>(packed + group * bytes, bytes, entries, typed + group * size);
     }
-    packed += bytes;
-    typed += size;
   }
 }
 

@@ -1,8 +1,10 @@
 #include "topk.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <string>
 
 #include "clones.h"
@@ -15,11 +17,12 @@ namespace {
 constexpr std::size_t kCodes = 65536;
 constexpr std::size_t kBlock = 64;
 // Terms that a float accumulates before a double takes over: keeps the relative error of a sum near 1e-6.
-constexpr std::size_t kFloatTerms = 256;
+constexpr std::size_t kFloatTerms = 512;
+constexpr std::size_t kLanes = 8;
 // A row whose largest logit lies so far below its table's top would lose precision in float; it is summed one by one.
 constexpr double kTableReach = 60.0;
 
-std::uint16_t largest(const std::uint16_t* codes, std::size_t count) {
+HYCO_AVX2_TOO std::uint16_t largest(const std::uint16_t* codes, std::size_t count) {
   std::uint16_t result = 0;
   for (std::size_t i = 0; i < count; ++i) {
     result = std::max(result, codes[i]);
@@ -45,21 +48,23 @@ HYCO_AVX2_TOO void block_maxima(const std::uint16_t* codes, std::size_t count, s
 double table_sum(const std::uint16_t* codes, std::size_t count, const float* table) {
   double total = 0.0;
   std::size_t at = 0;
-  while (at + 4 <= count) {
-    const std::size_t stop = std::min(count - 3, at + kFloatTerms);
-    float first = 0.0F;
-    float second = 0.0F;
-    float third = 0.0F;
-    float fourth = 0.0F;
-    for (; at < stop; at += 4) {
-      std::uint64_t four = 0;  // one load of four codes: loads are what limits this loop
-      std::memcpy(&four, codes + at, sizeof(four));
-      first += table[four & 0xFFFF];
-      second += table[(four >> 16) & 0xFFFF];
-      third += table[(four >> 32) & 0xFFFF];
-      fourth += table[four >> 48];
+  while (at + kLanes <= count) {
+    const std::size_t stop = std::min(count - (kLanes - 1), at + kFloatTerms);
+    // eight sums, because an addition waits for the one before it; four codes a load, because loads are the limit then
+    std::array<float, kLanes> sums{};
+    for (; at < stop; at += kLanes) {
+      std::array<std::uint64_t, 2> fours;
+      std::memcpy(fours.data(), codes + at, sizeof(fours));
+      sums[0] += table[fours[0] & 0xFFFF];
+      sums[1] += table[(fours[0] >> 16) & 0xFFFF];
+      sums[2] += table[(fours[0] >> 32) & 0xFFFF];
+      sums[3] += table[fours[0] >> 48];
+      sums[4] += table[fours[1] & 0xFFFF];
+      sums[5] += table[(fours[1] >> 16) & 0xFFFF];
+      sums[6] += table[(fours[1] >> 32) & 0xFFFF];
+      sums[7] += table[fours[1] >> 48];
     }
-    total += static_cast<double>(first) + second + third + fourth;
+    total = std::accumulate(sums.begin(), sums.end(), total);
   }
   for (; at < count; ++at) {
     total += table[codes[at]];
@@ -149,42 +154,29 @@ std::size_t CandidateScorer::table_for(const Affine& affine) {
 }
 
 std::vector<CandidateScorer::Found> CandidateScorer::top_columns(const CodeRow& row, std::size_t count) const {
-  // The count-th largest of the blocks' maxima bounds the candidates from below, so few blocks are looked into.
-  std::vector<std::vector<std::uint16_t>> maxima(chunks_.size());
-  std::vector<float> values;
+  Maxima maxima(chunks_.size());
   for (std::size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
     const std::size_t columns = chunks_[chunk].columns;
-    std::vector<std::uint16_t>& of_chunk = maxima[chunk];
-    of_chunk.resize((columns + kBlock - 1) / kBlock);
-    block_maxima(row[chunk], columns, of_chunk.data());
-    std::vector<std::uint16_t> sorted = of_chunk;
-    const std::size_t taken = std::min(count, sorted.size());
-    std::partial_sort(sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(taken), sorted.end(),
-                      std::greater<>());
-    for (std::size_t i = 0; i < taken; ++i) {
-      values.push_back(value(chunks_[chunk].affine, sorted[i]));
-    }
+    maxima[chunk].resize((columns + kBlock - 1) / kBlock);
+    block_maxima(row[chunk], columns, maxima[chunk].data());
   }
-  float bound = -INFINITY;
-  if (values.size() >= count) {
-    const auto last = values.begin() + static_cast<std::ptrdiff_t>(count - 1);
-    std::nth_element(values.begin(), last, values.end(), std::greater<>());
-    bound = *last;
-  }
+  const float bound = this->bound(maxima, count);
+  std::vector<std::optional<std::uint16_t>> lowest(tables_.size());
   std::vector<Found> found;
   std::size_t start = 0;
   for (std::size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
     const std::size_t columns = chunks_[chunk].columns;
     const Affine& affine = chunks_[chunk].affine;
     if (value(affine, kCodes - 1) >= bound) {
-      const std::uint16_t least = lowest_code(affine, bound);
+      std::optional<std::uint16_t>& least = lowest[table_of_chunk_[chunk]];
+      least = least ? least : lowest_code(affine, bound);
       for (std::size_t block = 0; block < maxima[chunk].size(); ++block) {
-        if (maxima[chunk][block] < least) {
+        if (maxima[chunk][block] < *least) {
           continue;
         }
         const std::size_t stop = std::min(columns, (block + 1) * kBlock);
         for (std::size_t column = block * kBlock; column < stop; ++column) {
-          if (row[chunk][column] >= least) {
+          if (row[chunk][column] >= *least) {
             found.push_back({start + column, value(affine, row[chunk][column])});
           }
         }
@@ -192,10 +184,35 @@ std::vector<CandidateScorer::Found> CandidateScorer::top_columns(const CodeRow& 
     }
     start += columns;
   }
-  std::stable_sort(found.begin(), found.end(),
-                   [](const Found& left, const Found& right) { return left.value > right.value; });
+  std::sort(found.begin(), found.end(), [](const Found& left, const Found& right) {
+    return left.value != right.value ? left.value > right.value : left.column < right.column;
+  });
   found.resize(std::min(count, found.size()));
   return found;
+}
+
+float CandidateScorer::bound(const Maxima& maxima, std::size_t count) const {
+  // The count-th largest of the blocks' maxima bounds the candidates from below, so few blocks are looked into.
+  std::vector<float> values;
+  std::vector<std::uint16_t> best;  // of a chunk, falling
+  for (std::size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+    best.clear();
+    for (const std::uint16_t code : maxima[chunk]) {
+      if (best.size() < count || code > best.back()) {
+        best.insert(std::upper_bound(best.begin(), best.end(), code, std::greater<>()), code);
+        best.resize(std::min(best.size(), count));
+      }
+    }
+    for (const std::uint16_t code : best) {
+      values.push_back(value(chunks_[chunk].affine, code));
+    }
+  }
+  if (values.size() < count) {
+    return -INFINITY;
+  }
+  const auto last = values.begin() + static_cast<std::ptrdiff_t>(count - 1);
+  std::nth_element(values.begin(), last, values.end(), std::greater<>());
+  return *last;
 }
 
 std::uint16_t CandidateScorer::lowest_code(const Affine& affine, float bound) const {

@@ -51,10 +51,13 @@ class CandidateScorer {
     std::size_t column;
     float value;
   };
+  // The largest code of every block of each chunk.
+  using Maxima = std::vector<std::vector<std::uint16_t>>;
 
   float value(const Affine& affine, std::uint16_t code) const;
   std::size_t table_for(const Affine& affine);
   std::vector<Found> top_columns(const CodeRow& row, std::size_t count) const;
+  float bound(const Maxima& maxima, std::size_t count) const;
   double log_sum(const CodeRow& row, float top) const;
   std::uint16_t lowest_code(const Affine& affine, float bound) const;
 

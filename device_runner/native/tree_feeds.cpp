@@ -32,16 +32,8 @@ TreeFeeds::TreeFeeds(const SlmConfig& config, const Boundary& boundary, std::siz
   std::size_t known = 2;
   for (std::size_t kind = 0; kind < config_.kinds.size(); ++kind) {
     const std::string name = kKindNames[kind];
-    if (config_.kinds[kind] && has("mask_" + name)) {
-      const KindShape& shape = *config_.kinds[kind];
-      kinds_.push_back({static_cast<Kind>(kind), inputs_.index("mask_" + name), inputs_.index("cos_" + name),
-                        inputs_.index("sin_" + name), shape.dim, Rotation(shape.rope, shape.dim)});
-      known += 3;
-      const std::size_t columns = slots(static_cast<Kind>(kind)) + rows_;
-      if (inputs_.tensors()[kinds_.back().mask].elements() != rows_ * columns) {
-        throw RunnerError("input mask_" + name + " is not that of " + std::to_string(rows_) + " rows and " +
-                          std::to_string(columns) + " columns; graph and configuration are of different exports");
-      }
+    if (config_.kinds[kind] && has("cos_" + name)) {
+      known += add_kind(static_cast<Kind>(kind), *config_.kinds[kind], has("mask_" + name));
     }
   }
   for (std::size_t cache = 0; cache < config_.owners.size(); ++cache) {
@@ -65,11 +57,31 @@ TreeFeeds::TreeFeeds(const SlmConfig& config, const Boundary& boundary, std::siz
   }
 }
 
+// Returns how many inputs it has found.
+std::size_t TreeFeeds::add_kind(Kind kind, const KindShape& shape, bool with_mask) {
+  const std::string name = kKindNames[static_cast<std::size_t>(kind)];
+  kinds_.push_back({kind, std::nullopt, inputs_.index("cos_" + name), inputs_.index("sin_" + name), shape.dim,
+                    Rotation(shape.rope, shape.dim)});
+  if (!with_mask) {
+    return 2;
+  }
+  kinds_.back().mask = inputs_.index("mask_" + name);
+  const std::size_t columns = slots(kind) + rows_;
+  if (inputs_.tensors()[*kinds_.back().mask].elements() != rows_ * columns) {
+    throw RunnerError("input mask_" + name + " is not that of " + std::to_string(rows_) + " rows and " +
+                      std::to_string(columns) + " columns; graph and configuration are of different exports");
+  }
+  return 3;
+}
+
 const std::vector<const void*>& TreeFeeds::feed(const RowTree& tree, const std::vector<Token>& tokens,
-                                                const SlmTables& tables, const KvWindow& window) {
+                                                const SlmTables& tables, const KvWindow& window, Timing& timing) {
   check(tree, tokens, window);
-  fill_table(embedding_, tables.tokens, tokens);
-  fill_table(per_layer_, tables.per_layer, tokens);
+  {
+    const Timed timed(timing, Phase::kTables);
+    fill_table(embedding_, tables.tokens, tokens);
+    fill_table(per_layer_, tables.per_layer, tokens);
+  }
   const std::vector<std::size_t> depths = tree.depths();
   // padding is at position 0
   std::vector<std::size_t> positions(rows_, 0);
@@ -78,11 +90,8 @@ const std::vector<const void*>& TreeFeeds::feed(const RowTree& tree, const std::
   }
   for (const OfKind& of_kind : kinds_) {
     fill_rotations(of_kind, positions);
-    std::uint8_t* codes = inputs_.buffer(of_kind.mask);
-    if (size_bytes(inputs_.tensors()[of_kind.mask].type) == 1) {
-      fill_mask(of_kind, tree, window, codes);
-    } else {
-      fill_mask(of_kind, tree, window, reinterpret_cast<std::uint16_t*>(codes));
+    if (of_kind.mask) {
+      fill_mask(of_kind.kind, *of_kind.mask, tree, window);
     }
   }
   fill_caches(window);
@@ -151,14 +160,24 @@ void TreeFeeds::fill_rotations(const OfKind& of_kind, const std::vector<std::siz
   }
 }
 
+void TreeFeeds::fill_mask(Kind kind, std::size_t input, const RowTree& tree, const KvWindow& window) {
+  const BoundaryTensor& tensor = inputs_.tensors()[input];
+  std::uint8_t* codes = inputs_.buffer(input);
+  if (size_bytes(tensor.type) == 1) {
+    fill_mask_codes(kind, tensor, tree, window, codes);
+  } else {
+    fill_mask_codes(kind, tensor, tree, window, reinterpret_cast<std::uint16_t*>(codes));
+  }
+}
+
 template <typename Code>
-void TreeFeeds::fill_mask(const OfKind& of_kind, const RowTree& tree, const KvWindow& window, Code* codes) const {
-  const BoundaryTensor& tensor = inputs_.tensors()[of_kind.mask];
+void TreeFeeds::fill_mask_codes(Kind kind, const BoundaryTensor& tensor, const RowTree& tree, const KvWindow& window,
+                                Code* codes) const {
   Code seen = 0;
   tensor.fill(0.0F, 1, &seen);
   tensor.fill(kMasked, tensor.elements(), codes);
-  const std::size_t size = slots(of_kind.kind);
-  const std::size_t reach = this->reach(of_kind.kind);
+  const std::size_t size = slots(kind);
+  const std::size_t reach = this->reach(kind);
   const std::size_t accepted = window.accepted();
   const std::size_t filled = accepted + window.drafted();
   const std::size_t start = filled > size ? filled - size : 0;

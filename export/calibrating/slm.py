@@ -12,8 +12,8 @@ import numpy as np
 from calibration.errors import CalibrationError
 from calibration.observations import Observations, Subject, merge_all
 from calibration.responses import require_verifier
-from calibration.states import greedy_sequence
 from calibration.verifier import load_verifier
+from export.answers import greedy_sequences
 from export.calibrating.jobs import open_jobs
 from export.calibrating.shards import Calibrated, PromptTexts, choose_keep_set, dealt, read_texts
 from export.calibrating.watch import Watcher
@@ -136,7 +136,7 @@ def _answering(sources: SlmSources, prompts: PromptTexts) -> _Answering:
 def _answer(task: _Asking) -> list[list[int]]:
     verifier = load_verifier(task.verifier)
     require_vocabulary(verifier.config.vocab_size, task.vocab_size)
-    return [greedy_sequence(verifier, ids, ANSWER_TOKENS) for ids in task.prompts]
+    return greedy_sequences(verifier, task.prompts, ANSWER_TOKENS)
 
 
 def _watched(checkpoint: SlmCheckpoint, keep: KeepSet, settings: SlmExportOptions, scratch: Path) -> WatchedGraph:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibration.states import HeadState, greedy_sequence, record_states
+from calibration.states import HeadState, record_states
+from export.answers import greedy_sequences
 from export.graphs.mtp import KINDS, layer_of_kind
 
 if TYPE_CHECKING:
@@ -35,8 +36,7 @@ class PromptStates:
 
 def states_of_prompts(verifier: Gemma4ForCausalLM, prompts: Sequence[Sequence[int]], window: int) -> PromptStates:
     """Answer every prompt greedily and cut states at the answer's start and at its middle."""
-    sequences = [greedy_sequence(verifier, prompt, _ANSWER_TOKENS) for prompt in prompts]
-    return states_of_answers(verifier, prompts, sequences, window)
+    return states_of_answers(verifier, prompts, greedy_sequences(verifier, prompts, _ANSWER_TOKENS), window)
 
 
 def states_of_answers(

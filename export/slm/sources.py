@@ -10,9 +10,9 @@ import numpy as np
 
 from calibration.errors import CalibrationError
 from calibration.prompts import encode_prompt, read_prompts
-from calibration.states import greedy_sequence
 from calibration.threads import one_thread
 from calibration.verifier import load_verifier
+from export.answers import greedy_sequences
 from export.checkpoint.slm import read_slm_checkpoint
 from export.checkpoint.source import CONFIG_FILES, TOKENIZER_FILES, CheckpointSource, resolve_checkpoint
 from export.errors import ExportError
@@ -150,7 +150,8 @@ def _run_prompts(
     if verifier is None:
         return [(ids, len(ids)) for ids in encoded]
     with one_thread():
-        return [(greedy_sequence(verifier, ids, ANSWER_TOKENS), len(ids)) for ids in encoded]
+        texts = greedy_sequences(verifier, encoded, ANSWER_TOKENS)
+    return [(text, len(ids)) for text, ids in zip(texts, encoded, strict=True)]
 
 
 def require_vocabulary(size: int, ours: int) -> None:

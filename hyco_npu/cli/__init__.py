@@ -13,10 +13,12 @@ import typer
 
 from hyco_npu import __version__
 from hyco_npu.cli import (
+    bench,
     calibrate,
     check,
     demo,
     devices,
+    doctor,
     estimate,
     export,
     export_slm,
@@ -26,6 +28,7 @@ from hyco_npu.cli import (
     keepset,
     prompts,
     qat,
+    runner,
     sweep,
 )
 
@@ -47,6 +50,9 @@ app.add_typer(check.app)
 app.add_typer(estimate.app)
 app.add_typer(demo.app)
 app.add_typer(devices.app)
+app.add_typer(bench.app)
+app.add_typer(runner.app, name="runner")
+app.add_typer(doctor.app)
 app.add_typer(qat.app)
 app.add_typer(generate.app)
 app.add_typer(sweep.app)

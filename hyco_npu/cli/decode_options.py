@@ -18,6 +18,15 @@ class EngineChoice(str, Enum):
     SIMULATOR = "simulator"
 
 
+class ProviderChoice(str, Enum):
+    """What runs a device's graphs."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    SIMULATOR = "simulator"
+    HTP = "htp"
+
+
 ConfigOption = Annotated[
     str, typer.Option("--config", metavar="NAME|FILE", help="Configuration: a name (plain, hyco, ...) or a TOML file.")
 ]
@@ -38,6 +47,21 @@ MtpBundleOption = Annotated[
 ]
 SlmBundleOption = Annotated[
     Path | None, typer.Option(exists=True, file_okay=False, help="The SLM's bundle, for qdq and simulator.")
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SERIAL|local", help="Draft on this phone, or by the native runner here.", show_default="this process"
+    ),
+]
+RunnerOption = Annotated[
+    Path | None,
+    typer.Option(
+        file_okay=False, help="With --device: folder of the native runner.", show_default="this machine's, built once"
+    ),
+]
+DeviceProviderOption = Annotated[
+    ProviderChoice, typer.Option(help="With --device: what runs the graphs; auto: the phone's NPU, else the CPU.")
 ]
 TemperatureOption = Annotated[float, typer.Option(help="0 takes the likeliest token.")]
 TopKOption = Annotated[int | None, typer.Option(help="Sample among the K likeliest tokens.", show_default="all")]

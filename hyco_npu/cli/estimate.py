@@ -10,12 +10,14 @@ import typer
 
 from hyco_npu.cli.command import command
 from hyco_npu.cli.output import JsonOption, emit, stderr_console
+from quant.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
     from export.estimate import Estimate, GraphEstimate
+    from hyco_npu.bench.scale_file import ScaleFile
 
 
 app = typer.Typer()
@@ -34,7 +36,14 @@ def estimate(
             show_default="60, an assumption for a phone with LPDDR5X",
         ),
     ] = None,
-    scale: Annotated[float, typer.Option(help="Factor for all times, fitted on a phone; 1 leaves them alone.")] = 1.0,
+    scale: Annotated[
+        float | None,
+        typer.Option(help="Factor for all times, fitted on a phone; 1 leaves them alone.", show_default="1"),
+    ] = None,
+    scale_file: Annotated[
+        Path | None,
+        typer.Option("--scale-file", metavar="FILE", help="Take the factor from a file of `bench --fit-scale`."),
+    ] = None,
     chart: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Save a bar chart: floor beside estimate.")
     ] = None,
@@ -46,8 +55,10 @@ def estimate(
     from export.estimate.chart import require_chart_path
     from hyco_npu.cli.progress import progress_lines
 
-    given = {} if bandwidth_gbps is None else {"bandwidth_gbps": bandwidth_gbps}
-    options = EstimateOptions(scale=scale, **given)
+    fitted = _read_scale(scale, scale_file)
+    factor = scale if fitted is None else fitted.scale
+    given = {"bandwidth_gbps": bandwidth_gbps, "scale": factor}
+    options = EstimateOptions(**{option: value for option, value in given.items() if value is not None})
     if chart is not None:
         require_chart_path(chart, bundles)
     opened = [open_bundle(folder) for folder in bundles]
@@ -55,7 +66,17 @@ def estimate(
         result = estimate_bundles(opened, options, progress)
     if chart is not None:
         save_chart(result, chart)
-    emit(estimate_json(result, chart), as_json, lambda console: render_estimate(console, result, chart))
+    remark = None if fitted is None else scale_remark(fitted, result)
+    described = {**estimate_json(result, chart), "scale_from": None if fitted is None else fitted.model_dump()}
+    emit({**described, "scale_remark": remark}, as_json, lambda console: _render(console, result, chart, remark))
+
+
+def scale_remark(fitted: ScaleFile, result: Estimate) -> str:
+    """Where a factor comes from, and whether it was fitted to this compiler's estimates."""
+    told = f"scale {fitted.scale:g} fitted on {fitted.device}, {fitted.when}"
+    if fitted.qnn_version != result.qnn_version:
+        told += f", to estimates of QNN {fitted.qnn_version}: those of {result.qnn_version} may differ, fit it again"
+    return told
 
 
 def estimate_json(result: Estimate, chart: Path | None) -> dict[str, object]:
@@ -101,6 +122,23 @@ def render_estimate(console: Console, result: Estimate, chart: Path | None) -> N
     )
     if chart is not None:
         console.print(f"chart: {chart}", highlight=False)
+
+
+def _read_scale(scale: float | None, path: Path | None) -> ScaleFile | None:
+    """The fitted factor, if one is asked for; raises UsageError for two factors or a file that is none."""
+    if path is None:
+        return None
+    if scale is not None:
+        raise UsageError(f"--scale {scale:g} and --scale-file {path} both give a factor; use one")
+    from hyco_npu.bench.scale_file import read_scale
+
+    return read_scale(path)
+
+
+def _render(console: Console, result: Estimate, chart: Path | None, remark: str | None) -> None:
+    render_estimate(console, result, chart)
+    if remark is not None:
+        console.print(remark, markup=False, highlight=False)
 
 
 def _graph_table(result: Estimate) -> Table:

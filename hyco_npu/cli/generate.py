@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,10 +15,14 @@ import typer
 from hyco_npu.cli.command import command
 from hyco_npu.cli.decode_options import (
     ConfigOption,
+    DeviceOption,
+    DeviceProviderOption,
     EngineChoice,
     EngineOption,
     HeadOption,
     MtpBundleOption,
+    ProviderChoice,
+    RunnerOption,
     SeedOption,
     SlmBundleOption,
     SlmOption,
@@ -30,14 +37,16 @@ from hyco_npu.cli.output import JsonOption, emit, stderr_console
 from quant.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping
 
     from rich.console import Console
 
+    from hyco_npu.decode.config import DecodeConfig
     from hyco_npu.decode.loop import Round
     from hyco_npu.decode.models import Models
     from hyco_npu.decode.session import GenerationOptions
     from hyco_npu.decode.trace import Summary
+    from hyco_npu.device_models import DeviceModels
 
 app = typer.Typer()
 
@@ -59,6 +68,9 @@ def generate(
     slm: SlmOption = None,
     mtp_bundle: MtpBundleOption = None,
     slm_bundle: SlmBundleOption = None,
+    device: DeviceOption = None,
+    runner: RunnerOption = None,
+    provider: DeviceProviderOption = ProviderChoice.AUTO,
     chat: Annotated[bool, typer.Option("--chat/--no-chat", help="Use the chat template.")] = True,
     show_tree: Annotated[bool, typer.Option("--show-tree", help="Draw every round's tree.")] = False,
     svg: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the trees as a picture (.svg).")] = None,
@@ -67,54 +79,137 @@ def generate(
     as_json: JsonOption = False,
 ) -> None:
     """Answer a prompt, streaming text as it is accepted."""
-    from calibration.jsonfile import replace_file
     from hyco_npu.decode.config import load_config
-    from hyco_npu.decode.draw import round_tree, save_svg
-    from hyco_npu.decode.session import Session, encode_messages
-    from hyco_npu.decode.trace import summarize, trace_lines
     from hyco_npu.defaults import decode_models
 
     for path, option, suffix in ((svg, "--svg", ".svg"), (trace, "--trace", ".jsonl")):
         if path is not None:
             require_output_file(path, option, suffix, force=force)
     chosen = load_config(config)
-    options = _options(max_new_tokens, temperature, top_k, top_p, seed)
-    models = decode_models(engine.value, verifier, mtp, slm, (mtp_bundle, slm_bundle))
-    text = prompt if prompt is not None else _first_held_out()
-    if chat:
+    wanted = _Wanted(
+        chosen, _options(max_new_tokens, temperature, top_k, top_p, seed), prompt, chat, _Shown(show_tree, svg, trace)
+    )
+    if device is None:
+        _require_no_device_options(runner, provider)
+        models = decode_models(engine.value, verifier, mtp, slm, (mtp_bundle, slm_bundle))
+        _generate(models, wanted, {"engine": engine.value, "measured_on_device": "not measured"}, as_json)
+        return
+    _refuse_host_options(engine, mtp, slm)
+    with _device_models((device, runner, provider), verifier, (mtp_bundle, slm_bundle), chosen) as models:
+        on_npu = models.provider == "htp"
+        facts = {
+            "engine": "device",
+            "device": device,
+            "provider": models.provider,
+            "measured_on_device": "this text alone; see `hyco-npu bench`" if on_npu else "not measured",
+        }
+        _generate(models, wanted, facts, as_json)
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """What is shown of the rounds: trees on the terminal, as a picture, and the rounds as lines."""
+
+    trees: bool
+    svg: Path | None
+    trace: Path | None
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """A text to make. prompt: None for the first held-out one."""
+
+    config: DecodeConfig
+    options: GenerationOptions
+    prompt: str | None
+    chat: bool
+    shown: _Shown
+
+
+def _generate(models: Models, wanted: _Wanted, facts: Mapping[str, object], as_json: bool) -> None:
+    """Decode and report; `facts` say what drafted."""
+    from calibration.jsonfile import replace_file
+    from hyco_npu.decode.draw import round_tree, save_svg
+    from hyco_npu.decode.session import Session, encode_messages
+    from hyco_npu.decode.trace import summarize, trace_lines
+
+    config, shown = wanted.config, wanted.shown
+    text = wanted.prompt if wanted.prompt is not None else _first_held_out()
+    if wanted.chat:
         token_ids = encode_messages(models.tokenizer, [{"role": "user", "content": text}])
     else:
         token_ids = [int(token) for token in models.tokenizer(text)["input_ids"]]
     if not token_ids:
         raise UsageError("--prompt is empty; give a text")
-    rounds = _show(models, Session(models, chosen, options).generate(token_ids), quiet=as_json)
+    rounds = _show(models, Session(models, config, wanted.options).generate(token_ids), quiet=as_json)
     trees = [round_tree(one, number, _namer(models)) for number, one in enumerate(rounds) if number]
-    if svg is not None:
-        save_svg(trees, svg, f"{chosen.name}: {text}")
-    if trace is not None:
-        replace_file(trace, "".join(json.dumps(line) + "\n" for line in trace_lines(rounds, chosen)).encode())
-    summary = summarize(rounds, chosen)
+    if shown.svg is not None:
+        save_svg(trees, shown.svg, f"{config.name}: {text}")
+    if shown.trace is not None:
+        replace_file(shown.trace, "".join(json.dumps(line) + "\n" for line in trace_lines(rounds, config)).encode())
+    summary = summarize(rounds, config)
     emitted = [token for one in rounds for token in one.emitted]
 
     def render(console: Console) -> None:
-        for tree in trees if show_tree else ():
+        for tree in trees if shown.trees else ():
             console.print(tree)
-        render_summary(console, summary, chosen.name)
+        render_summary(console, summary, config.name)
 
-    if show_tree and as_json:
+    if shown.trees and as_json:
         for tree in trees:
             stderr_console().print(tree)
     emit(
         {
             "text": models.tokenizer.decode(emitted, skip_special_tokens=True),
             "token_ids": emitted,
-            "config": chosen.name,
-            "engine": engine.value,
-            **_figures(summary),
+            "config": config.name,
+            **dataclasses.asdict(summary),
+            **facts,
         },
         as_json,
         render,
     )
+
+
+@contextmanager
+def _device_models(
+    device: tuple[str, Path | None, ProviderChoice],
+    verifier: Path | None,
+    bundles: tuple[Path | None, Path | None],
+    config: DecodeConfig,
+) -> Iterator[DeviceModels]:
+    """Models whose drafters are on the device; `device` is its name, its runner and provider."""
+    from hyco_npu.bench.choose import PROVIDERS
+    from hyco_npu.bench.family import chosen_pairs
+    from hyco_npu.bench.host import config_for
+    from hyco_npu.cli.progress import progress_lines
+    from hyco_npu.decode.models import ModelPaths
+    from hyco_npu.device_models import DeviceChoice, device_models
+    from hyco_npu.family import VERIFIER_DIR
+
+    name, runner, provider = device
+    named = next((one for one in PROVIDERS if one == provider.value), None)
+    with contextlib.ExitStack() as stack:
+        # its lines end before the text begins
+        with progress_lines(stderr_console()) as progress:
+            pair = chosen_pairs(*bundles, None, progress)[0]
+            config_for(config, pair)
+            choice = DeviceChoice(name, runner, named)
+            paths = ModelPaths(verifier or VERIFIER_DIR)
+            models = stack.enter_context(device_models(paths, choice, pair, progress))
+        yield models
+
+
+def _refuse_host_options(engine: EngineChoice, mtp: Path | None, slm: Path | None) -> None:
+    for option, given in (("--engine", engine is not EngineChoice.TORCH), ("--mtp", mtp), ("--slm", slm)):
+        if given:
+            raise UsageError(f"{option} is for drafting in this process; with --device give --mtp-bundle, --slm-bundle")
+
+
+def _require_no_device_options(runner: Path | None, provider: ProviderChoice) -> None:
+    for option, given in (("--runner", runner), ("--provider", provider is not ProviderChoice.AUTO)):
+        if given:
+            raise UsageError(f"{option} belongs to --device: name a phone's serial, or local")
 
 
 @command(app, "chat", example="hyco-npu chat --config hyco")

@@ -99,7 +99,8 @@ class Models:
         return model
 
     @property
-    def _vocabulary(self) -> int:
+    def vocabulary_size(self) -> int:
+        """Tokens that the verifier knows."""
         size: int = self._verifier_model.config.get_text_config().vocab_size
         return size
 
@@ -142,7 +143,7 @@ class Models:
         The default of 86,016 on a smaller vocabulary is the share that exports keep.
         """
         if size not in self._keeps:
-            vocabulary = read_vocabulary(self.paths.verifier, self._vocabulary, self.tokenizer)
+            vocabulary = read_vocabulary(self.paths.verifier, self.vocabulary_size, self.tokenizer)
             if size == DEFAULT_KEEP_SIZE:
                 size = default_keep_size(vocabulary.size)
             if size is None:
@@ -180,10 +181,10 @@ class Models:
     def _open_slm(self, settings: SlmSettings) -> SlmEngine:
         if self.engine in _FLOAT:
             checkpoint = read_slm_checkpoint(self.paths.slm)
-            if checkpoint.config.vocab_size != self._vocabulary:
+            if checkpoint.config.vocab_size != self.vocabulary_size:
                 raise UsageError(
-                    f"{self.paths.slm} has {checkpoint.config.vocab_size} tokens, the verifier {self._vocabulary}: the "
-                    "drafts of one are not tokens of the other"
+                    f"{self.paths.slm} has {checkpoint.config.vocab_size} tokens, the verifier {self.vocabulary_size}: "
+                    "drafts of one are no tokens of the other"
                 )
             keep = self.keep_set(settings.keep_set)
             key = settings.keep_set
@@ -210,7 +211,7 @@ class Models:
             raise UsageError(f"--engine {self.engine} runs a bundle's graphs: give {option} (see `hyco-npu export`)")
         bundle = open_bundle(folder)
         _require("window", window, bundle.manifest.window)
-        _require("vocabulary", self._vocabulary, bundle.manifest.keep_set.vocab_size)
+        _require("vocabulary", self.vocabulary_size, bundle.manifest.keep_set.vocab_size)
         return bundle
 
 

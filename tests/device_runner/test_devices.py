@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from typing import TYPE_CHECKING
 
 import pytest
@@ -116,6 +117,8 @@ def test_a_phone_over_adb(phone: Phone, device: AdbTransport, adb: AdbClient) ->
     assert summary.identity is not None
     assert (summary.identity.model, summary.identity.soc_model, summary.identity.soc_id) == ("SM_S948", "SM8850", "660")
     assert (summary.identity.android_version, summary.identity.abi) == ("16", "arm64-v8a")
+    # the tests' phone runs its programs here
+    assert summary.identity.machine == platform.machine()
     assert summary.thermal is not None
     assert (summary.thermal.status, summary.thermal.hottest_c("skin")) == (1, 36.5)
 

@@ -122,7 +122,7 @@ def test_responses_of_prompts_generate_are_not_generated_again(
         "prompts", "generate", "--prompts", str(prompts), "--max-new-tokens", "48", "--out", str(responses)
     )
     assert code == 0, result
-    monkeypatch.delattr("export.mtp.states.greedy_sequence")
+    monkeypatch.delattr("export.mtp.states.greedy_sequences")
     arguments = ("calibrate", "mtp", "--prompts", str(responses), "--window", "128", "--out", str(again))
     code, result = run(*arguments)
     assert code == 0, result

@@ -14,9 +14,14 @@ from typer.testing import CliRunner
 
 from hyco_npu.cli import app
 from hyco_npu.family import HELD_OUT_PROMPTS, VERIFIER_DIR
+from tests.device_runner.conftest import adb, adb_server, connect, phone  # noqa: F401 - fixtures
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from device_runner.adb import AdbTransport
+    from tests.device_runner.phone import Phone
 
 pytestmark = pytest.mark.htp
 
@@ -165,9 +170,49 @@ def test_another_head_needs_its_verifier(tmp_path: Path) -> None:
     assert "--verifier" in result["error"]
 
 
-def test_the_demo_drafts_and_equals_transformers_greedy_decoding(tmp_path: Path) -> None:
-    code, result = run("demo", "--max-new-tokens", "40", "--out", str(tmp_path / "bundle"))
-    assert code == 0
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """What `hyco-npu demo` says, and where it leaves the head's bundle; the SLM's lies beside."""
+    out = tmp_path_factory.mktemp("demo") / "bundle"
+    code, result = run("demo", "--max-new-tokens", "40", "--out", str(out))
+    assert code == 0, result
+    return out, result
+
+
+@pytest.mark.adb
+@pytest.mark.native
+def test_a_text_drafted_over_adb_is_that_of_one_process(
+    demo: tuple[Path, dict[str, Any]],
+    phone: Phone,  # noqa: F811
+    connect: Callable[[Phone], AdbTransport],  # noqa: F811
+) -> None:
+    out, shown = demo
+    phone.set_properties(ro_product_cpu_abi="x86_64")
+    bundles = ("--mtp-bundle", str(out), "--slm-bundle", str(out.with_name("bundle-slm")))
+    serial = connect(phone).serial
+    code, there = run("generate", "--device", serial, "--config", "hyco", "--max-new-tokens", "40", *bundles)
+    assert code == 0, there
+    code, here = run("generate", "--engine", "qdq", "--max-new-tokens", "40", *bundles)
+    # the demo's tokens are transformers' greedy ones
+    assert there["token_ids"] == here["token_ids"] == shown["tokens"]
+    assert (there["rounds"], there["sources"]) == (here["rounds"], here["sources"])
+    assert (there["device"], there["provider"], there["measured_on_device"]) == (serial, "cpu", "not measured")
+    assert {"device.mtp_step_4", "device.slm_pass_1", "device.link"} <= there["phases"].keys()
+    assert not list(phone.work_dir.rglob("hyco_runner"))
+
+
+def test_options_of_the_other_way_of_drafting_are_refused() -> None:
+    for arguments, words in (
+        (("--device", "local", "--engine", "qdq"), "--engine is for drafting in this process"),
+        (("--provider", "cpu"), "--provider belongs to --device"),
+    ):
+        code, result = run("generate", *arguments)
+        assert code == 2
+        assert words in result["error"]
+
+
+def test_the_demo_drafts_and_equals_transformers_greedy_decoding(demo: tuple[Path, dict[str, Any]]) -> None:
+    _, result = demo
     assert result["identical_to_greedy"] is True
     assert result["check"]["ok"] is True
     question = json.loads(HELD_OUT_PROMPTS.read_text().splitlines()[0])["turns"][0]

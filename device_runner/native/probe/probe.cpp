@@ -1,17 +1,21 @@
 // Test executable: runs one part of the runner on the inputs of a safetensors file and prints the result as JSON.
 // The metadata "probe" says what to run; tests/device_runner/native compares the result with the Python functions.
-#include <cstdio>
+#include <chrono>
 #include <exception>
 #include <string>
+#include <thread>
 
 #include "affine.h"
 #include "errors.h"
 #include "json.h"
 #include "kv_window.h"
+#include "lines.h"
+#include "ort_probe.h"
 #include "rope.h"
 #include "safetensors.h"
 #include "sha256.h"
 #include "tables.h"
+#include "timing.h"
 #include "topk.h"
 #include "tree.h"
 
@@ -201,6 +205,34 @@ Json probe_rotation(const Json& json) {
   return results;
 }
 
+// Phases inside phases, each asleep for as long as the test says.
+Json probe_timing(const Json& json) {
+  const auto sleep = [&](const char* phase) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(json.at(phase).count()));
+  };
+  Timing timing;
+  {
+    const Timed feeds(timing, Phase::kFeeds);
+    sleep("feeds");
+    {
+      const Timed tables(timing, Phase::kTables);
+      sleep("tables");
+    }
+    sleep("feeds");
+  }
+  sleep("nothing");
+  for (const char* step : {"mtp_step_1", "mtp_step_2"}) {
+    const Timed timed(timing, Phase::kHeadStep);
+    sleep(step);
+  }
+  const Json::Object before = timing.parts();
+  {
+    const Timed timed(timing, Phase::kSlmPass);
+    sleep("slm_pass_1");
+  }
+  return Json::Array{before, timing.parts()};
+}
+
 Json probe(const std::string& path) {
   const SafetensorsFile file(path);
   const Json json = Json::parse(file.metadata("probe"));
@@ -211,6 +243,9 @@ Json probe(const std::string& path) {
   if (what == "table") return probe_table(json);
   if (what == "encode") return probe_encode(json, file);
   if (what == "rotation") return probe_rotation(json);
+  if (what == "timing") return probe_timing(json);
+  if (what == "graph") return probe_graph(json, file);
+  if (what == "sessions") return probe_sessions(json);
   throw RunnerError("nothing to run is called " + what);
 }
 
@@ -223,10 +258,11 @@ int main(int count, char** values) {
     if (count != 2) {
       throw hyco::UsageError("usage: hyco_probe FILE");
     }
-    std::printf("%s\n", hyco::Json(hyco::Json::Object{{"result", hyco::probe(values[1])}}).dump().c_str());
+    hyco::keep_stdout();
+    hyco::print_line(hyco::Json::Object{{"result", hyco::probe(values[1])}});
     return 0;
   } catch (const std::exception& error) {
-    std::printf("%s\n", hyco::Json(hyco::Json::Object{{"error", std::string(error.what())}}).dump().c_str());
+    hyco::print_line(hyco::Json::Object{{"error", std::string(error.what())}});
     return 1;
   }
 }

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.native
 TOLERANCE = 2e-5
 """The reference sums thousands of exponentials in float32."""
+EXACT_TOLERANCE = 1.5e-6
+"""About 1e-6 by the documentation; beside it half a unit in the last place of a float32 near -11."""
 
 
 def decoded(codes: list[np.ndarray], chunks: list[dict[str, Any]]) -> np.ndarray:
@@ -83,6 +85,45 @@ def test_rows_far_below_the_range_keep_their_precision(native: Native) -> None:
     """A range of 600 nats: exponentials relative to its top would all be 0."""
     codes = [np.random.default_rng(1).integers(100, 1500, (3, 400)).astype(np.uint16)]
     compare(native, codes, [{"scale": 600 / 65535, "zero_point": 32768}], 5)
+
+
+def hard_rows(rng: np.random.Generator, columns: int) -> np.ndarray:
+    """Rows that sums of look-ups get wrong first: flat, peaked, at the ends of the codes, noise over all of them."""
+    rows = {
+        "equal": np.full(columns, 31234),
+        "lowest": np.zeros(columns),
+        "highest": np.full(columns, 65535),
+        "both ends": np.arange(columns) % 2 * 65535,
+        "one peak": np.where(np.arange(columns) == columns - 1, 65535, 0),
+        "small peak": np.where(np.arange(columns) == columns // 2, 30400, 30000),
+        "two peaks": np.where(np.arange(columns) % (columns - 1) == 0, 50000, 20000),
+        "ramp": np.arange(columns) * 65535 // (columns - 1),
+        "noise": rng.integers(0, 65536, columns),
+        "low noise": rng.integers(0, 700, columns),
+        "narrow": rng.normal(28000, 300, columns),
+        "wide": rng.normal(28000, 9000, columns).clip(0, 65535),
+    }
+    return np.stack(list(rows.values())).astype(np.uint16)
+
+
+@pytest.mark.parametrize("range_nats", [0.5, 70.0, 140.0, 600.0])
+@pytest.mark.parametrize("columns", [[16384, 4099], [70]])
+def test_log_probabilities_of_hard_rows_against_float64(native: Native, range_nats: float, columns: list[int]) -> None:
+    """A float32 is exact to 1e-6 here because logits are compared with the row's largest before they are added."""
+    scale = float(np.float32(range_nats / 65535))
+    rows = hard_rows(np.random.default_rng(5), sum(columns))
+    codes = np.split(rows, np.cumsum(columns)[:-1], axis=1)
+    chunks = [{"scale": scale, "zero_point": 0} for _ in columns]
+    arrays: dict[str, np.ndarray] = {f"codes_{i}": of_chunk for i, of_chunk in enumerate(codes)}
+    arrays["token_ids"] = np.arange(rows.shape[1])
+    found = native.probe("topk", arrays, chunks=chunks, temperature=1.0, bias=0.0, softcap=None, count=4)
+    logits = decoded(codes, chunks).astype(np.float64)
+    below_top = logits - logits.max(axis=1, keepdims=True)
+    wanted = below_top - np.log(np.exp(below_top).sum(axis=1, keepdims=True))
+    for row, of_row in zip(found, wanted, strict=True):
+        best = np.argsort(-of_row, kind="stable")[:4]
+        assert [token for token, _ in row["best"]] == best.tolist()
+        np.testing.assert_allclose([p for _, p in row["best"]], of_row[best], atol=EXACT_TOLERANCE, rtol=1.2e-7)
 
 
 def test_a_keep_set_of_another_size_is_refused(native: Native) -> None:

@@ -200,7 +200,7 @@ def test_responses_stand_in_for_the_verifiers_answers(
         raise AssertionError("answers are there")
 
     file = responses_to(family, tmp_path / "responses.jsonl", CheckpointReader(family.verifier).sha256)
-    monkeypatch.setattr("export.mtp.states.greedy_sequence", refuse)
+    monkeypatch.setattr("export.mtp.states.greedy_sequences", refuse)
     found = calibrate_mtp(family.options(tmp_path, table=False), CalibrationOptions(file, "100"), lambda _: None)
     assert found.keep_set.sha256 == calibrated.keep_set.sha256
     assert found.observations.seen == (0, 1)

@@ -179,17 +179,17 @@ def test_an_export_runs_its_verifier_on_one_thread(
 ) -> None:
     seen = []
 
-    def answer(_: object, prompt: Sequence[int], new_tokens: int) -> list[int]:
+    def answer(_: object, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
         seen.append(torch.get_num_threads())
-        return [*prompt, *range(new_tokens)]
+        return [[*prompt, *range(new_tokens)] for prompt in prompts]
 
-    monkeypatch.setattr("export.slm.sources.greedy_sequence", answer)
+    monkeypatch.setattr("export.slm.sources.greedy_sequences", answer)
     options = settings(prompts, tmp_path, verifier=str(VERIFIER_DIR))
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
         gather_texts(open_slm_sources(options), options, lambda _: None)
-        assert seen == [1] * 4  # two prompts, to calibrate and as held-out ones
+        assert seen == [1] * 2  # prompts to calibrate on, and held-out ones
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
