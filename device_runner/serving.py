@@ -30,6 +30,8 @@ _CALL = Timeout(30.0)
 _LONGEST_S = 24 * 3600.0
 _ANSWER_S = {"cpu": 300.0, "simulator": 1800.0, "htp": 60.0}
 """How long an answer may take; a round of the simulator may take minutes."""
+CLIENT_S = 30
+"""How long the runner waits for the connection, once its graphs are open."""
 
 
 @contextmanager
@@ -41,7 +43,7 @@ def serving(
     Raises DeviceError: a push, a link or a runner that failed, here or in the middle of the context.
     """
     with pushed_folder(transport, folder, PushOptions(PUSH_NAME, keep)) as pushed:
-        command = setup.command("serve", pushed.remote, pair)
+        command = setup.command("serve", pushed.remote, pair, "--client-timeout", str(CLIENT_S))
         with closing(transport.stream(command, Timeout(_LONGEST_S))) as printed:
             port = _listening(printed, transport.name)
             with transport.forward(port, _CALL) as local:

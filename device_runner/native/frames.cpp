@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -84,7 +85,15 @@ Listener::Listener(std::uint16_t port) : socket_(socket(AF_INET, SOCK_STREAM | S
   port_ = ntohs(address.sin_port);
 }
 
-Socket Listener::accept() const {
+Socket Listener::accept(std::chrono::seconds timeout) const {
+  pollfd waiting{socket_.file(), POLLIN, 0};
+  int ready = 0;
+  do {
+    ready = poll(&waiting, 1, static_cast<int>(std::chrono::milliseconds(timeout).count()));
+  } while (ready < 0 && errno == EINTR);
+  if (ready == 0) {
+    throw RunnerError("no client came within " + std::to_string(timeout.count()) + " s");
+  }
   int file = -1;
   do {
     file = accept4(socket_.file(), nullptr, nullptr, SOCK_CLOEXEC);

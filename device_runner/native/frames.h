@@ -1,6 +1,7 @@
 // Frames over TCP: 8 bytes of length, little-endian, then so many bytes.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -29,8 +30,8 @@ class Listener {
  public:
   explicit Listener(std::uint16_t port);
   std::uint16_t port() const { return port_; }
-  // Waits for a client.
-  Socket accept() const;
+  // Waits for a client. Throws RunnerError where none comes within the time.
+  Socket accept(std::chrono::seconds timeout) const;
 
  private:
   Socket socket_;

@@ -1,5 +1,6 @@
 // hyco_runner: one line of JSON for each result, and at the end {"end": true, "exit": code}. A reader that does not see
 // the last line knows that the run was cut off; the shell's exit code does not survive every adb.
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <exception>
@@ -19,6 +20,9 @@
 namespace hyco {
 
 namespace {
+
+constexpr std::size_t kClientTimeout = 60;
+constexpr std::size_t kLongestTimeout = 86400;
 
 int info(const Arguments& arguments) {
   const Bundle bundle = open_bundle(arguments.required("bundle"));
@@ -82,6 +86,7 @@ int draft(const Arguments& arguments) {
   const std::string rounds = is_bench ? arguments.required("rounds") : "";
   const auto count = arguments.number("count", std::numeric_limits<std::uint32_t>::max());
   const auto port = arguments.number("port", std::numeric_limits<std::uint16_t>::max());
+  const std::size_t timeout = arguments.number("client-timeout", kLongestTimeout).value_or(kClientTimeout);
   if (!arguments.text("cpu-mask").empty()) {
     use_cpus(arguments.text("cpu-mask"));
   }
@@ -93,7 +98,7 @@ int draft(const Arguments& arguments) {
   if (is_bench) {
     bench(bundles, rounds, count);
   } else {
-    serve(bundles, static_cast<std::uint16_t>(port.value_or(0)));
+    serve(bundles, static_cast<std::uint16_t>(port.value_or(0)), std::chrono::seconds(timeout));
   }
   return 0;
 }

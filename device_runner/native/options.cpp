@@ -30,7 +30,7 @@ const std::map<std::string, Names>& modes() {
   static const std::map<std::string, Names> known = {{"info", {"bundle", "qnn-version"}},
                                                      {"replay", {"mtp", "slm", "recording"}},
                                                      {"bench", with_engine({"rounds", "count"})},
-                                                     {"serve", with_engine({"port"})}};
+                                                     {"serve", with_engine({"port", "client-timeout"})}};
   return known;
 }
 
@@ -43,7 +43,7 @@ const char* const kUsage =
     "usage: hyco_runner info --bundle DIR [--qnn-version VERSION]\n"
     "       hyco_runner replay --mtp DIR --slm DIR --recording FILE\n"
     "       hyco_runner bench ENGINE --rounds FILE [--count N]\n"
-    "       hyco_runner serve ENGINE [--port P]\n"
+    "       hyco_runner serve ENGINE [--port P] [--client-timeout SECONDS]\n"
     "ENGINE: --mtp DIR --slm DIR --provider cpu|simulator|htp --ort FILE [--qnn-provider FILE --qnn-backend FILE]\n"
     "        [--soc-model N] [--htp-arch N] [--threads N] [--perf-mode MODE] [--cpu-mask HEX] [--profile FILE]\n";
 

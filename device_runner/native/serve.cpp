@@ -79,10 +79,10 @@ void tell(const Socket& client, const std::string& problem) {
 
 }  // namespace
 
-void serve(LoadedBundles& bundles, std::uint16_t port) {
+void serve(LoadedBundles& bundles, std::uint16_t port, std::chrono::seconds client_timeout) {
   const Listener listener(port);
   print_line(Json::Object{{"listening", Json::Object{{"port", static_cast<int>(listener.port())}}}});
-  const Socket client = listener.accept();
+  const Socket client = listener.accept(client_timeout);
   Service service(bundles);
   try {
     while (auto payload = read_frame(client)) {

@@ -5,6 +5,7 @@
 // JSON with `total_ms` and `parts`: {"ok": true}, or {"tree": ...}, or {"error": ...}, after which the connection ends.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 
 #include "drafter.h"
@@ -12,7 +13,7 @@
 namespace hyco {
 
 // Prints the port that it listens at, serves one client and returns when that one closes the connection. Throws
-// RunnerError for a request that cannot be answered, once the client has been told.
-void serve(LoadedBundles& bundles, std::uint16_t port);
+// RunnerError where none comes within the time, and for a request that cannot be answered, once the client has been told.
+void serve(LoadedBundles& bundles, std::uint16_t port, std::chrono::seconds client_timeout);
 
 }  // namespace hyco

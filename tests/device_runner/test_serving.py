@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import device_runner.serving
 from device_runner.errors import LinkLostError, RunnerError
 from device_runner.host_folder import cached_host_runner
 from device_runner.local import LocalTransport
@@ -22,6 +24,7 @@ from hyco_npu.decode.clock import Clock
 from hyco_npu.decode.drafters.remote import RemoteDrafter
 from hyco_npu.decode.protocols import Reply
 from tests.device_runner.native.real_bundles import fresh, make_pair, record_texts
+from tests.device_runner.serving_stand_in import stand_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -127,6 +130,20 @@ def test_a_link_that_breaks_is_an_error(
 
     with pytest.raises(LinkLostError):
         broken()
+
+
+def test_a_forward_that_leads_nowhere_is_an_error(
+    local: LocalTransport, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As adb's own does: it takes the connection here and ends it when the device's port refuses."""
+    monkeypatch.setattr(device_runner.serving, "CLIENT_S", 1)
+    with stand_in(lambda event, arrays: b"") as port:
+        monkeypatch.setattr(LocalTransport, "forward", lambda *_: contextlib.nullcontext(port))
+        with (
+            pytest.raises(RunnerError, match="the runner says: no client came within 1 s"),
+            served(local, session, tmp_path) as client,
+        ):
+            RemoteDrafter(client, session.config, Clock())
 
 
 def kill_runner(phone: Phone) -> None:

@@ -251,3 +251,11 @@ def test_a_client_that_goes_without_its_answers(native: Native, texts: Texts) ->
         assert code == 1
         assert re.search("the connection broke|the answer cannot be sent", lines[-2]["error"])
         assert lines[-1] == {"end": True, "exit": 1}
+
+
+def test_a_client_that_never_comes(native: Native, texts: Texts) -> None:
+    command = [native.runner, "serve", *engine_arguments(texts.session, "cpu", client_timeout=1)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 1
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert lines[-2:] == [{"error": "no client came within 1 s"}, {"end": True, "exit": 1}]
