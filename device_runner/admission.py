@@ -48,6 +48,21 @@ def runners_for(identity: Identity | None) -> tuple[str, ...]:
     return tuple(_RUNNERS[abi] for abi in device_abis(identity) if abi in _RUNNERS)
 
 
+def require_sound(bundle: Bundle) -> None:
+    """Refuse what is wrong with a bundle whatever the device is, before anything is asked of adb.
+
+    Raises BundleError: a file is not as the manifest says; a target's numbers are not those of the chip it names.
+    """
+    require_intact(bundle)
+    for status in bundle.manifest.targets:
+        chip = TARGETS.get(status.target)
+        if chip is not None and (status.soc_model, status.htp_arch) != (chip.soc_model, f"v{chip.htp_arch}"):
+            raise BundleError(
+                f"bundle {bundle.folder}: its manifest has soc_model {status.soc_model} and {status.htp_arch} for "
+                f"{status.target}, which is {chip.soc_model} and v{chip.htp_arch}: export it again"
+            )
+
+
 def admit(runner: RunnerFolder, provider: Provider, pairs: Sequence[Pair], identity: Identity | None) -> Target | None:
     """Refuse what cannot run; the chip whose binaries are run (None on the CPU).
 
@@ -71,7 +86,7 @@ def admit(runner: RunnerFolder, provider: Provider, pairs: Sequence[Pair], ident
     runner.verify()
     bundles = {bundle.folder: bundle for pair in pairs for bundle in pair.bundles}.values()
     for bundle in bundles:
-        require_intact(bundle)
+        require_sound(bundle)
     if provider == "cpu":
         return None
     chip = _chip_of(identity) if provider == "htp" else _chip_simulated([*bundles])

@@ -58,6 +58,8 @@ class RoundsWanted:
 
 def bench_rounds(wanted: RoundsWanted) -> None:
     """Measure, judge, report; exit code 1 for an invalid result, after the report was written."""
+    from device_runner.admission import require_sound
+    from export.bundle import open_bundle
     from hyco_npu.bench.choose import opened_device
     from hyco_npu.bench.measure import admitted, measure
     from hyco_npu.bench.report import render
@@ -67,10 +69,12 @@ def bench_rounds(wanted: RoundsWanted) -> None:
     from hyco_npu.cli.progress import progress_lines
 
     output, source = wanted.output, _source(wanted)
+    for folder in filter(None, wanted.bundles):
+        require_sound(open_bundle(folder))
     if output.fit_scale is not None:
         require_output_file(output.fit_scale, "--fit-scale", ".json", force=output.force)
     with (
-        report_folder(output.out, force=output.force) as folder,
+        report_folder(output.out, force=output.force) as report,
         opened_device(wanted.device) as device,
         progress_lines(stderr_console()) as progress,
     ):
@@ -78,8 +82,8 @@ def bench_rounds(wanted: RoundsWanted) -> None:
         chip = admitted(request, progress)
         # before the device's work, which a failing compiler would waste
         estimate = _estimate(wanted, request, progress)
-        result = evaluate(measure(request, chip, folder, progress), wanted.limits, estimate)
-        write_report(folder, result)
+        result = evaluate(measure(request, chip, report, progress), wanted.limits, estimate)
+        write_report(report, result)
     emit({**result.to_json(), "report": output.out}, output.as_json, lambda console: render(console, result))
     if not output.as_json:
         stderr_console().print(f"report: {output.out}", highlight=False, markup=False, soft_wrap=True)

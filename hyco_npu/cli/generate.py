@@ -179,6 +179,8 @@ def _device_models(
     config: DecodeConfig,
 ) -> Iterator[DeviceModels]:
     """Models whose drafters are on the device; `device` is its name, its runner and provider."""
+    from device_runner.admission import require_sound
+    from export.bundle import open_bundle
     from hyco_npu.bench.choose import PROVIDERS
     from hyco_npu.bench.family import chosen_pairs
     from hyco_npu.bench.host import config_for
@@ -187,6 +189,8 @@ def _device_models(
     from hyco_npu.device_models import DeviceChoice, device_models
     from hyco_npu.family import VERIFIER_DIR
 
+    for folder in filter(None, bundles):
+        require_sound(open_bundle(folder))
     name, runner, provider = device
     named = next((one for one in PROVIDERS if one == provider.value), None)
     with contextlib.ExitStack() as stack:

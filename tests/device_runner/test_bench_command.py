@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,12 +25,12 @@ from tests.device_runner.scripted_runner import scripted_runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from typer.testing import Result
 
     from device_runner.adb import AdbTransport
     from device_runner.runner_folder import RunnerFolder
+    from tests.device_runner.fake_adb import FakeAdb
     from tests.device_runner.native.real_bundles import Texts
 
 pytestmark = [pytest.mark.adb, pytest.mark.native]
@@ -337,26 +339,48 @@ def compiled(texts: Texts, folder: Path, **changes: Any) -> tuple[Path, Path]:
     return made[0], made[1]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"htp_arch": "v79"}, "htp_arch for sm8850 is v79"),
-        ({"qnn_version": "v2.99.0"}, r"compiled by QNN v2\.99\.0"),
-    ],
-)
-def test_a_bundle_that_does_not_fit_is_refused_without_a_push(
-    bench: Bench, texts: Texts, phone: Phone, connect: Callable[[Phone], AdbTransport], tmp_path: Path,
-    changes: dict[str, Any], message: str,
-) -> None:  # fmt: skip
-    """Case 24 of the list of public failures: nothing but properties is asked of the phone."""
+def test_a_binary_of_a_newer_qnn_is_refused_without_a_push(
+    bench: Bench, texts: Texts, phone: Phone, connect: Callable[[Phone], AdbTransport], tmp_path: Path
+) -> None:
     phone.set_properties(ro_product_cpu_abi="arm64-v8a")
     facts = {"abi": "arm64-v8a", "qnn_build": "v2.51.0", "providers": ("cpu", "htp"), "htp_archs": ("v79", "v81")}
     bench.runner = scripted_runner(tmp_path / "phone-runner", **facts).folder
-    bench.mtp, bench.slm = compiled(texts, tmp_path, **changes)
+    bench.mtp, bench.slm = compiled(texts, tmp_path, qnn_version="v2.99.0")
     device = connect(phone)
-    _fails(bench("--device", device.serial), bench, message)
+    _fails(bench("--device", device.serial), bench, r"compiled by QNN v2\.99\.0")
     assert not any(name.startswith("sync:") for name in phone.services)
     assert not any("mkdir" in name for name in phone.services)
+
+
+@pytest.mark.parametrize("command", ["bench", "generate"])
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("architecture", r"soc_model 87 and v79 for sm8850, which is 87 and v81"),
+        ("truncated", r"mtp_step\.onnx: \d+ bytes, the manifest says"),
+        ("swapped", r"mtp_step\.onnx: sha256"),
+    ],
+)
+def test_what_is_wrong_with_a_bundle_is_told_before_any_call_of_adb(
+    texts: Texts, fake_adb: Callable[..., FakeAdb], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    command: str, damage: str, message: str,
+) -> None:  # fmt: skip
+    """Case 24 of the list of public failures."""
+    adb = fake_adb()
+    monkeypatch.setenv("PATH", f"{Path(adb.client.binary).parent}:{os.environ['PATH']}")
+    mtp, slm = compiled(texts, tmp_path, **({"htp_arch": "v79"} if damage == "architecture" else {}))
+    graph = mtp / "graphs/mtp_step.onnx"
+    if damage == "truncated":
+        graph.write_bytes(graph.read_bytes()[:-1])
+    elif damage == "swapped":
+        content = bytearray(graph.read_bytes())
+        content[-1] ^= 1
+        graph.write_bytes(content)
+    words = [command, "--device", "R3CT1", "--mtp-bundle", mtp, "--slm-bundle", slm]
+    done = CliRunner().invoke(app, [*map(str, words)], env={"COLUMNS": "200"})
+    assert done.exit_code == 1
+    assert re.search(message, done.stderr), done.stderr
+    assert adb.calls == []
 
 
 def test_bundles_for_another_phone_are_refused_without_a_push(
@@ -394,6 +418,7 @@ def test_damage_and_wrong_use_are_told_before_the_phone_is_written_to(
     table = bench.slm / "table.safetensors"
     table.write_bytes(table.read_bytes()[:-1])
     _fails(bench("--device", device.serial), bench, r"table\.safetensors: \d+ bytes, the manifest says")
+    bench.slm = texts.session.slm
     for arguments, message in (
         (("--config", "hyco"), "was recorded with a --config of its own"),
         (("--profile",), "QNN's own profiler"),
