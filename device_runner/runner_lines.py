@@ -64,7 +64,7 @@ class _Round(_Line):
     number: int = Field(ge=0)
     text: int = Field(ge=0)
     start_ns: int = Field(ge=0)
-    total_ms: FiniteFloat = Field(ge=0)
+    total_ms: FiniteFloat = Field(gt=0)
     parts: dict[str, FiniteFloat]
     matched: int | None = Field(default=None, ge=0)
     tree: _Tree

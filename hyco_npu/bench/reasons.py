@@ -16,7 +16,7 @@ class Limits:
 
     max_drift: share by which the median of a block's last third may differ from that of its first, where chance would
     show as much in less than the share drift_p of measurements (twice that at most: two tests, docs/bench-report.md).
-    min_rounds: timed rounds of each bundle and performance mode. min_accounted: the parts' share of the rounds' time.
+    min_rounds: timed rounds of each bundle and performance mode. min_accounted: the parts' share of the median round.
     min_battery_percent: below it Android may save power. min_clock_share: a core's limit against its highest clock.
 
     Raises UsageError for a limit that cannot be one.
