@@ -21,7 +21,7 @@ from device_runner.facts import read_facts
 from device_runner.measurement import Block
 from device_runner.push import PushOptions, PushResult, pushed_folder
 from device_runner.remote_files import pull_verified
-from device_runner.runner_command import RunnerSetup
+from device_runner.runner_command import SILENCE_S, RunnerSetup
 from device_runner.runner_lines import RunnerLines
 from device_runner.staging import ROUNDS_NAME, RUNNER_DIR
 from device_runner.thermal_gate import wait_until_cool
@@ -47,8 +47,6 @@ DEFAULT_PERF_MODES = ("burst", "sustained_high_performance")
 PUSH_NAME = "bench"
 _CALL = Timeout(30.0)
 _PULL = Timeout(300.0)
-_SILENCE_S = {"cpu": 300.0, "simulator": 1800.0, "htp": 120.0}
-"""How long a runner may print nothing: it opens graphs, and a round of the simulator may take minutes."""
 _TOTAL_S = 6 * 3600.0
 
 
@@ -85,9 +83,7 @@ class BenchOptions:
             raise UsageError(
                 f"{self.blocks} blocks of {self.rounds} rounds on {self.threads} threads: each must be 1 or more"
             )
-        unknown = [mode for mode in self.perf_modes if mode not in PERF_MODES]
-        if unknown:
-            raise UsageError(f"--perf-mode {unknown[0]!r} is unknown; use {', '.join(PERF_MODES)}")
+        require_known_modes(self.perf_modes)
         if self.perf_modes and self.provider != "htp":
             raise UsageError(f"performance modes are the NPU's; the provider {self.provider} has none")
         if self.profile and self.provider == "cpu":
@@ -100,7 +96,7 @@ class BenchOptions:
     @property
     def timeout(self) -> Timeout:
         """Of a block."""
-        return Timeout(_TOTAL_S, _SILENCE_S[self.provider] if self.silence_s is None else self.silence_s)
+        return Timeout(_TOTAL_S, SILENCE_S[self.provider] if self.silence_s is None else self.silence_s)
 
 
 @dataclass(frozen=True)
@@ -125,6 +121,13 @@ class Variant:
     def name(self) -> str:
         """For files and messages."""
         return "-".join([self.label, *([self.perf_mode] if self.perf_mode else []), *(["profiled"] * self.profiled)])
+
+
+def require_known_modes(modes: Sequence[str]) -> None:
+    """Raise UsageError for a performance mode that the NPU does not have."""
+    unknown = [mode for mode in modes if mode not in PERF_MODES]
+    if unknown:
+        raise UsageError(f"--perf-mode {unknown[0]!r} is unknown; use {', '.join(PERF_MODES)}")
 
 
 def block_order(labels: Sequence[str], options: BenchOptions) -> list[Variant]:

@@ -7,6 +7,7 @@ HycoError                        the work failed (exit code 1)
     ├── AdbMissingError          the adb client is not installed, or cannot be started
     ├── AdbError                 adb refused or failed; the message is its own
     ├── DeviceStateError         adb sees the device but cannot use it: unauthorized, offline, ...
+    ├── DeviceBusyError          another command of this machine uses the device
     ├── LinkLostError            a call ended without its exit code: what came before is not a result
     ├── CallTimeoutError         a call did not end, or fell silent, within its time
     ├── CommandError             a command on the device ended with another exit code than 0
@@ -41,6 +42,10 @@ class AdbError(DeviceError):
 
 class DeviceStateError(DeviceError):
     """A device is listed but not usable; the message says what its state asks for."""
+
+
+class DeviceBusyError(DeviceError):
+    """Another command of this machine uses the device."""
 
 
 class LinkLostError(DeviceError):

@@ -6,20 +6,17 @@ simulator in one) and libQnnSystem.so, with the C++ libraries that these name. l
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
-import os
 import platform
 import shutil
 import tempfile
-from contextlib import contextmanager
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from device_runner.build import NATIVE_SOURCES, RUNNER, build_host
+from device_runner.cache import cache_path, only_one
 from device_runner.elf import read_elf
 from device_runner.native_errors import NativeBuildError, PieceError, RunnerFolderError
 from device_runner.qnn_build import one_build, ort_version, read_stamp
@@ -33,9 +30,6 @@ from device_runner.runner_folder import (
     write_runner_folder,
 )
 from device_runner.staged_folder import staged_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _LOG = logging.getLogger(__name__)
 
@@ -76,8 +70,8 @@ def build_host_runner(out: Path, *, force: bool = False) -> RunnerFolder:
 def cached_host_runner() -> RunnerFolder:
     """The host's runner of these sources and wheels, built where the cache does not hold it whole; raises as
     `build_host_runner`. The cache is $XDG_CACHE_HOME/hyco-npu/runner (~/.cache without it)."""
-    folder = _cache() / _key()
-    with _only_one(folder.parent):
+    folder = cache_path("runner") / _key()
+    with only_one(folder.parent):
         try:
             return RunnerFolder.load(folder)
         except RunnerFolderError as reason:
@@ -115,11 +109,6 @@ def _package(name: str) -> Path:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-def _cache() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "hyco-npu" / "runner"
-
-
 def _key() -> str:
     """A hash over what the folder is made of: schema, wheels, build options (this package's own build.py), sources."""
     digest = hashlib.sha256(str(SCHEMA_VERSION).encode())
@@ -131,15 +120,6 @@ def _key() -> str:
     for path in (here / "build.py", here / "host_folder.py", *sorted(sources)):
         digest.update(f"{path.name} {path.stat().st_size}\n".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-@contextmanager
-def _only_one(cache: Path) -> Iterator[None]:
-    """Two processes that want the same build: the second waits, and finds it made."""
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _forget_old(cache: Path) -> None:

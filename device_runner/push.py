@@ -86,9 +86,15 @@ class _Target:
 def pushed_folder(transport: Transport, folder: Path, options: PushOptions) -> Iterator[PushResult]:
     """Push a folder, and remove it from the device at the end unless `keep`; see `push_folder`.
 
-    A failure inside the context is not hidden by one of the removal that follows from it (a link that is gone).
+    A failure inside the context is not hidden by one of the removal that follows from it (a link that is gone). What a
+    failed push has sent stays, for the next one to go on; what its user interrupted goes.
     """
-    result = push_folder(transport, folder, options)
+    try:
+        result = push_folder(transport, folder, options)
+    except (KeyboardInterrupt, SystemExit):
+        if not options.keep:
+            _remove_quietly(transport, [posixpath.join(transport.work_dir, PUSH_ROOT, options.name)], options)
+        raise
     try:
         yield result
     except BaseException:

@@ -13,9 +13,14 @@ from device_runner.staging import RUNNER_DIR
 from device_runner.transport import Command
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from device_runner.runner_folder import Provider, RunnerFolder
     from device_runner.staging import StagedPair
     from export.engines.htp import Target
+
+SILENCE_S: Mapping[Provider, float] = {"cpu": 300.0, "simulator": 1800.0, "htp": 120.0}
+"""How long a runner may print nothing: it opens graphs, and a round of the simulator may take minutes."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from device_runner.errors import DeviceError, LinkLostError, RunnerError
 from device_runner.push import PushOptions, pushed_folder
+from device_runner.runner_command import SILENCE_S
 from device_runner.serve_client import connected
 from device_runner.transport import Timeout
 
@@ -44,7 +45,8 @@ def serving(
     """
     with pushed_folder(transport, folder, PushOptions(PUSH_NAME, keep)) as pushed:
         command = setup.command("serve", pushed.remote, pair, "--client-timeout", str(CLIENT_S))
-        with closing(transport.stream(command, Timeout(_LONGEST_S))) as printed:
+        # Lines are waited for before and after the drafts alone, so silence in between is none.
+        with closing(transport.stream(command, Timeout(_LONGEST_S, SILENCE_S[setup.provider]))) as printed:
             port = _listening(printed, transport.name)
             with transport.forward(port, _CALL) as local:
                 try:

@@ -5,6 +5,7 @@ The wait is part of the result and recorded with its readings. This module does 
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -39,6 +40,8 @@ class ThermalGate:
                 f"a gate of status {self.max_status}, {self.timeout_s} s, every {self.poll_s} s: give a status and a "
                 "time that are not negative, and a positive interval"
             )
+        if self.max_skin_c is not None and not math.isfinite(self.max_skin_c):
+            raise UsageError(f"a gate for a skin of {self.max_skin_c} °C: give a temperature")
 
     def passes(self, thermal: Thermal) -> bool:
         """Whether a reading is cool enough; a skin limit without a skin sensor is not met."""
@@ -90,9 +93,9 @@ def wait_until_cool(transport: Transport, gate: ThermalGate, clock: Clock = time
         readings.append(ThermalReading(after_s, thermal.status, thermal.hottest_c("skin")))
         if gate.passes(thermal):
             return CoolDown(after_s, tuple(readings))
-        if after_s + gate.poll_s > gate.timeout_s:
+        if after_s >= gate.timeout_s:
             raise ThermalGateError(_still_warm(transport, gate, readings))
-        clock.sleep(gate.poll_s)
+        clock.sleep(min(gate.poll_s, gate.timeout_s - after_s))
 
 
 def _required(transport: Transport, gate: ThermalGate) -> Thermal:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from device_runner.adb import AdbClient
 from device_runner.admission import device_abis, runners_for
-from device_runner.bench_run import DEFAULT_PERF_MODES, BenchDevice
+from device_runner.bench_run import DEFAULT_PERF_MODES, BenchDevice, require_known_modes
+from device_runner.cache import device_to_ourselves
 from device_runner.devices import choose_device, identify
 from device_runner.host_folder import cached_host_runner
 from device_runner.local import LocalTransport
@@ -30,11 +31,13 @@ PROVIDERS: tuple[Provider, ...] = ("cpu", "simulator", "htp")
 def opened_device(name: str | None) -> Iterator[BenchDevice]:
     """The phone with this serial, the only one there is (None), or this machine in a scratch folder ("local").
 
-    Raises DeviceChoiceError, DeviceStateError and AdbMissingError as `device_runner.devices` does.
+    Raises DeviceChoiceError, DeviceStateError and AdbMissingError as `device_runner.devices` does, and DeviceBusyError for
+    a phone that another command uses.
     """
     if name != LOCAL:
         transport = choose_device(AdbClient.find(), name)
-        yield BenchDevice(transport, identify(transport))
+        with device_to_ourselves(transport.serial):
+            yield BenchDevice(transport, identify(transport))
         return
     with TemporaryDirectory(prefix="hyco-device-") as folder:
         yield BenchDevice(LocalTransport(Path(folder)), None)
@@ -63,7 +66,11 @@ def chosen_provider(wanted: Provider | None, runner: RunnerFolder) -> Provider:
 
 
 def chosen_modes(wanted: Sequence[str], provider: Provider) -> tuple[str, ...]:
-    """Performance modes: those wanted, or burst and sustained; none where there is no NPU."""
+    """Performance modes: those wanted, or burst and sustained; none where there is no NPU.
+
+    Raises UsageError for an unknown one, wherever it was wanted.
+    """
+    require_known_modes(wanted)
     if provider != "htp":
         return ()
     return tuple(dict.fromkeys(wanted)) or DEFAULT_PERF_MODES

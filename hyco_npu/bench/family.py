@@ -12,9 +12,9 @@ import os
 import secrets
 import shutil
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from device_runner.cache import cache_path
 from device_runner.staging import Pair
 from export.bundle import open_bundle
 from export.bundle.reader import verify_files
@@ -29,6 +29,7 @@ from quant.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from export.bundle.reader import Bundle
 
@@ -62,7 +63,7 @@ def chosen_pairs(
 
 def family_bundles(progress: Callable[[str], None]) -> Path:
     """The folder with the family's bundles `mtp` and `slm`; exported where the cache does not hold them whole."""
-    folder = _cache() / _key()
+    folder = cache_path("family") / _key()
     if folder.is_dir():
         if not any(_problems(folder / name) for name in _NAMES):
             return folder
@@ -98,11 +99,6 @@ def _problems(folder: Path) -> bool:
         return bool(verify_files(open_bundle(folder)))
     except BundleError:
         return True
-
-
-def _cache() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "hyco-npu" / "family"
 
 
 def _key() -> str:

@@ -31,6 +31,7 @@ from hyco_npu.cli import (
     runner,
     sweep,
 )
+from hyco_npu.cli.signals import stop_on_signals
 
 _PACKAGES = ("hyco_npu", "device_runner", "export", "calibration", "quant")
 
@@ -61,6 +62,7 @@ app.add_typer(fit_scores.app)
 
 def main() -> None:
     """Run the command line of this process; the entry point of the `hyco-npu` script."""
+    stop_on_signals()
     app(prog_name="hyco-npu")
 
 

@@ -6,9 +6,7 @@ Both time each graph by itself. Options that only make sense for drafting rounds
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -18,6 +16,7 @@ from quant.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from device_runner.graph_series import GraphsMeasurement
     from device_runner.thermal_gate import ThermalGate
@@ -100,7 +99,9 @@ def _measured(wanted: GraphsWanted, progress: Callable[[str], None]) -> GraphsMe
             raise UsageError("--perf-mode and --keep are for a phone of one's own: AI Hub decides that itself")
         connect()  # the family's bundles take minutes to export: a missing token is told before
         bundles = chosen_pairs(*wanted.bundles, None, progress)[0].bundles
-        options = HubOptions(iterations=wanted.runs, record=_hub_record())
+        from device_runner.cache import cache_path
+
+        options = HubOptions(iterations=wanted.runs, record=cache_path("hub.json"))
         return profile_on_hub(bundles, wanted.device.removeprefix(_HUB).strip(), options, progress)
     from device_runner.net_run import NetRunOptions, measure_with_net_run
     from device_runner.push import PushOptions
@@ -116,9 +117,3 @@ def _measured(wanted: GraphsWanted, progress: Callable[[str], None]) -> GraphsMe
     with opened_device(wanted.device) as device:
         bundles = chosen_pairs(*wanted.bundles, None, progress)[0].bundles
         return measure_with_net_run(device, bundles, wanted.sdk, net_run, progress)
-
-
-def _hub_record() -> Path:
-    """What was uploaded already: $XDG_CACHE_HOME/hyco-npu/hub.json (~/.cache without it)."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "hyco-npu/hub.json"

@@ -9,14 +9,27 @@ import typer
 from typer.core import TyperCommand
 
 from hyco_npu.cli.errors import report_error
-from hyco_npu.cli.output import json_only_stdout
+from hyco_npu.cli.output import json_only_stdout, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_INTERRUPTED = 130
+"""The exit code that typer gives Ctrl-C."""
+
 
 class HycoCommand(TyperCommand):
     """A command whose exceptions become an error message and an exit code, and whose stdout is clean with --json."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options; what typer refuses is a JSON line too where `--json` is among them."""
+        as_json = "--json" in args
+        try:
+            return super().parse_args(ctx, args)
+        except typer.TyperException as error:
+            if as_json:
+                write_json({"error": error.format_message(), "exit_code": error.exit_code})
+            raise
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; typer's own exceptions (usage errors, Exit, Abort) and a closed pipe pass unchanged."""
@@ -25,6 +38,11 @@ class HycoCommand(TyperCommand):
             try:
                 return super().invoke(ctx)
             except (typer.Exit, typer.Abort, typer.TyperException, BrokenPipeError):
+                raise
+            except (KeyboardInterrupt, SystemExit) as stopped:
+                if as_json:
+                    exit_code = stopped.code if isinstance(stopped, SystemExit) else _INTERRUPTED
+                    write_json({"error": "interrupted", "exit_code": exit_code})
                 raise
             except Exception as error:
                 verbose = bool(ctx.find_root().params.get("verbose"))

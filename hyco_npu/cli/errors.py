@@ -1,7 +1,8 @@
 """From exceptions to what a user reads and a script checks: a message on stderr and an exit code.
 
 Exit codes: 0 done, 1 the work failed, 2 wrong use. Errors of the project's tree (quant.errors.HycoError) carry their
-own code. Typer's usage errors do not pass here: Typer prints them itself and exits with 2.
+own code. Typer's usage errors do not pass here: Typer prints them itself and exits with 2 (the JSON line comes from
+HycoCommand).
 """
 
 from __future__ import annotations

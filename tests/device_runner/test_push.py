@@ -122,6 +122,26 @@ def test_the_folder_goes_after_a_failure_too(place: Place, bundle: Path) -> None
     assert not place.pushed.exists()
 
 
+@pytest.mark.parametrize(("stop", "stays"), [(KeyboardInterrupt, False), (SystemExit, False), (PushError, True)])
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_push_that_its_user_interrupts_is_removed(
+    stop: type[BaseException], stays: bool, keep: bool, bundle: Path, tmp_path: Path
+) -> None:
+    class Stopping(LocalTransport):
+        def push_file(self, local: Path, remote: str, timeout: Timeout) -> None:
+            if local.name == "lib x.so":
+                raise stop
+            super().push_file(local, remote, timeout)
+
+    (tmp_path / "root").mkdir()
+    with (
+        pytest.raises(stop),
+        pushed_folder(Stopping(tmp_path / "root"), bundle, PushOptions("run", keep, call=Timeout(20.0))),
+    ):
+        pass
+    assert (tmp_path / "root/hyco-npu/run").exists() == (stays or keep)
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_folder_stays_where_that_is_asked_for(place: Place, bundle: Path, fails: bool) -> None:
     options = PushOptions(OPTIONS.name, keep=True)

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import device_runner.serving
-from device_runner.errors import LinkLostError, RunnerError
+from device_runner.errors import CallTimeoutError, LinkLostError, RunnerError
 from device_runner.host_folder import cached_host_runner
 from device_runner.local import LocalTransport
 from device_runner.runner_command import RunnerSetup
 from device_runner.serving import serving
 from device_runner.staging import Pair, stage
+from device_runner.transport import Command
 from export.bundle import open_bundle
 from export.hashing import sha256_file
 from hyco_npu.decode.clock import Clock
@@ -116,6 +117,16 @@ def test_a_runner_that_cannot_start_says_why(local: LocalTransport, session: Ses
         served(local, session, tmp_path, cpu_mask="zz"),
     ):
         pass
+
+
+def test_a_runner_that_stays_silent_is_an_error(
+    local: LocalTransport, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_runner.serving, "SILENCE_S", {"cpu": 0.3})
+    monkeypatch.setattr(RunnerSetup, "command", lambda *_: Command(("sleep", "60")))
+    with pytest.raises(CallTimeoutError, match=r"printed nothing for 0\.3 s"), served(local, session, tmp_path):
+        pass
+    assert not list(Path(local.work_dir).rglob("hyco_runner"))
 
 
 @pytest.mark.adb

@@ -127,7 +127,7 @@ def older(status: TargetStatus = COMPILED, **changes: Any) -> dict[str, Any]:
     [
         (older(), {"soc_model": "SM8750"}, {}, BundleError, "compiled for sm8850, not for sm8750"),
         (older(target="sm8750", soc_model=69, htp_arch="v79"), {}, {}, BundleError, "sm8750, not for sm8850"),
-        (older(htp_arch="v79"), {}, {}, BundleError, "htp_arch for sm8850 is v79, the device's is v81"),
+        (older(htp_arch="v79"), {}, {}, BundleError, "soc_model 87 and v79 for sm8850, which is 87 and v81"),
         (older(qnn_version="v2.52.0"), {}, {}, BundleError, r"compiled by QNN v2\.52\.0, the runtime is"),
         (older(), {"soc_model": "MT6991"}, {}, FactError, "chip is MT6991"),
         (older(), {"soc_model": None}, {}, FactError, "does not tell its chip"),

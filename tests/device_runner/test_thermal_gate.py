@@ -83,10 +83,16 @@ def test_a_skin_limit_without_a_sensor_is_not_met(phone_saying: Callable[..., Re
 
 def test_a_phone_that_stays_warm_is_an_error(phone_saying: Callable[..., RecordedTransport]) -> None:
     clock = Clock()
-    phone = phone_saying(*[thermal_text(3, 45.5)] * 4)
-    with pytest.raises(ThermalGateError, match=r"status 3 \(severe\), skin 45\.5 °C, after 30 s"):
+    phone = phone_saying(*[thermal_text(3, 45.5)] * 5)
+    with pytest.raises(ThermalGateError, match=r"status 3 \(severe\), skin 45\.5 °C, after 35 s"):
         wait_until_cool(phone, ThermalGate(timeout_s=35.0, poll_s=10.0), clock)
     assert phone.remaining == 0
+    assert clock.slept == [10.0, 10.0, 10.0, 5.0]
+
+
+def test_a_time_shorter_than_the_interval_is_waited_too(phone_saying: Callable[..., RecordedTransport]) -> None:
+    phone = phone_saying(thermal_text(1), thermal_text(0))
+    assert wait_until_cool(phone, ThermalGate(timeout_s=4.0, poll_s=10.0), Clock()).waited_s == 4.0
 
 
 def test_a_phone_that_does_not_tell_is_an_error(phone_saying: Callable[..., RecordedTransport]) -> None:
@@ -103,3 +109,9 @@ def test_a_status_fixed_by_hand_is_an_error(phone_saying: Callable[..., Recorded
 def test_a_gate_that_makes_no_sense(change: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="not negative"):
         ThermalGate(**change)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("skin_c", [float("nan"), float("inf")])
+def test_a_skin_limit_that_is_no_temperature(skin_c: float) -> None:
+    with pytest.raises(UsageError, match="give a temperature"):
+        ThermalGate(max_skin_c=skin_c)

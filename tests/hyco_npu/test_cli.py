@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -151,6 +153,52 @@ def test_an_error_is_a_message_an_exit_code_and_a_json_line(
     assert as_json.exit_code == exit_code
     assert f"error: {message}" in as_json.stderr
     assert json.loads(as_json.stdout) == {"error": message, "exit_code": exit_code}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["--blocks", "0"], "greater than or equal to 1"), (["--blcks", "2"], "No such option: --blcks")],
+)
+def test_wrong_options_are_a_json_line_too(arguments: list[str], words: str) -> None:
+    as_json = CliRunner().invoke(app, ["bench", *arguments, "--json"])
+    assert as_json.exit_code == 2
+    line = json.loads(as_json.stdout)
+    assert (line["exit_code"], sorted(line)) == (2, ["error", "exit_code"])
+    assert words in line["error"]
+    plain = CliRunner().invoke(app, ["bench", *arguments])
+    assert (plain.exit_code, plain.stdout) == (2, "")
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+def test_a_process_that_is_told_to_end_cleans_up(number: signal.Signals, exit_code: int, tmp_path: Path) -> None:
+    code = """
+import pathlib, signal, sys, time, typer
+from hyco_npu.cli.command import command
+from hyco_npu.cli.output import JsonOption
+from hyco_npu.cli.signals import stop_on_signals
+app = typer.Typer()
+@command(app, "wait", example="x wait")
+def wait(folder: pathlib.Path, as_json: JsonOption = False) -> None:
+    try:
+        (folder / "begun").touch()
+        time.sleep(60)
+    finally:
+        (folder / "cleaned").touch()
+signal.signal(signal.SIGINT, signal.default_int_handler)
+stop_on_signals()
+app()
+"""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    argv = [sys.executable, "-c", code, str(tmp_path), "--json"]
+    with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        while not (tmp_path / "begun").exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(number)
+        stdout, _ = process.communicate(timeout=30)
+    assert process.returncode == exit_code
+    assert (tmp_path / "cleaned").exists()
+    assert json.loads(stdout) == {"error": "interrupted", "exit_code": exit_code}
 
 
 def test_an_unexpected_error_shows_its_traceback_only_when_verbose(failing: typer.Typer) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,7 +17,7 @@ from quant.errors import UsageError
 from tests.device_runner.scripted_runner import scripted_runner
 
 if TYPE_CHECKING:
-    from device_runner.runner_folder import RunnerFolder
+    from device_runner.runner_folder import Provider, RunnerFolder
 
 QNN = "v2.51.0"
 
@@ -28,7 +28,7 @@ def phone(abi: str | None) -> Identity:
 
 @pytest.fixture
 def for_phones(tmp_path: Path) -> RunnerFolder:
-    facts = {"abi": "arm64-v8a", "qnn_build": QNN, "providers": ("cpu", "htp"), "htp_archs": ("v81",)}
+    facts: dict[str, Any] = {"abi": "arm64-v8a", "qnn_build": QNN, "providers": ("cpu", "htp"), "htp_archs": ("v81",)}
     return scripted_runner(tmp_path / "phone", **facts)
 
 
@@ -45,6 +45,12 @@ def test_modes_are_the_npus_alone() -> None:
     assert chosen_modes(("balanced", "burst", "balanced"), "htp") == ("balanced", "burst")
     assert chosen_modes(("burst",), "cpu") == ()
     assert chosen_modes((), "simulator") == ()
+
+
+@pytest.mark.parametrize("provider", ["htp", "cpu"])
+def test_an_unknown_mode_is_refused_where_it_would_not_be_used_too(provider: Provider) -> None:
+    with pytest.raises(UsageError, match="--perf-mode 'bust' is unknown; use burst"):
+        chosen_modes(("bust",), provider)
 
 
 def test_the_runner_is_the_named_one_or_this_machines(
