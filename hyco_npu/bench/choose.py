@@ -31,8 +31,8 @@ PROVIDERS: tuple[Provider, ...] = ("cpu", "simulator", "htp")
 def opened_device(name: str | None) -> Iterator[BenchDevice]:
     """The phone with this serial, the only one there is (None), or this machine in a scratch folder ("local").
 
-    Raises DeviceChoiceError, DeviceStateError and AdbMissingError as `device_runner.devices` does, and DeviceBusyError for
-    a phone that another command uses.
+    Raises DeviceChoiceError, DeviceStateError and AdbMissingError as `device_runner.devices` does, and DeviceBusyError
+    for a phone that another command uses.
     """
     if name != LOCAL:
         transport = choose_device(AdbClient.find(), name)
