@@ -25,7 +25,7 @@ from hyco_npu.decode.clock import Clock
 from hyco_npu.decode.drafters.parts import MtpEngine, Parts, SlmEngine
 from hyco_npu.decode.drafters.registry import build_drafter
 from hyco_npu.decode.protocols import Reply
-from hyco_npu.decode.tree import ROOT, DraftTree
+from hyco_npu.decode.tree import DraftTree
 from quant.errors import UsageError
 
 if TYPE_CHECKING:
@@ -131,18 +131,7 @@ def replay(rounds: Rounds, begin_text: Callable[[], Drafter]) -> Iterator[DraftT
             started = True
             drafter.begin(event.token_ids, Reply((), event.emitted, False, update))
         else:
-            drafter.commit(tree, Reply(own_path(tree, event.emitted), event.emitted, False, update))
-
-
-def own_path(tree: DraftTree, emitted: Sequence[int]) -> tuple[int, ...]:
-    """Rows of `tree` that hold the emitted tokens from the root down, as far as it has them."""
-    rows: list[int] = []
-    for token in emitted:
-        child = tree.child(rows[-1] if rows else ROOT, token)
-        if child is None:
-            break
-        rows.append(child)
-    return tuple(rows)
+            drafter.commit(tree, Reply(tree.along(event.emitted), event.emitted, False, update))
 
 
 def drafted(tree: DraftTree) -> DraftedTree:

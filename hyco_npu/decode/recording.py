@@ -232,7 +232,7 @@ def _recorded(draft: _Draft, text: Sequence[int], temperatures: Sequence[float])
                 assert logit is not None  # a source drafts what its columns hold
                 found.logits[row], found.norms[row] = logit, norms[parent, source]
         edges[source] = found
-    path = _true_path(tree, text)
+    path = tree.along(text)
     truth: dict[str, list[tuple[np.float32, np.ndarray]]] = {source: [] for source in edges}
     for row, token in zip((ROOT, *path), text, strict=False):
         for source in edges:
@@ -240,16 +240,6 @@ def _recorded(draft: _Draft, text: Sequence[int], temperatures: Sequence[float])
             if seen is not None and (logit := _logit(seen, token)) is not None:
                 truth[source].append((logit, norms[row, source]))
     return RecordedRound(tree, draft.always, path, edges, truth)
-
-
-def _true_path(tree: DraftTree, text: Sequence[int]) -> tuple[int, ...]:
-    path: list[int] = []
-    for token in text:
-        child = tree.child(path[-1] if path else ROOT, token)
-        if child is None:
-            break
-        path.append(child)
-    return tuple(path)
 
 
 def _logit(seen: _Seen, token_id: int) -> np.float32 | None:

@@ -96,6 +96,16 @@ class DraftTree:
             parent = self.parents[parent]
         return tuple(reversed(rows))
 
+    def along(self, token_ids: Iterable[int]) -> tuple[int, ...]:
+        """The rows that hold these tokens one behind the other from the root down, as far as the tree has them."""
+        rows: list[int] = []
+        for token in token_ids:
+            child = self.child(rows[-1] if rows else ROOT, token)
+            if child is None:
+                break
+            rows.append(child)
+        return tuple(rows)
+
     @cached_property
     def _places(self) -> dict[tuple[int, int], int]:
         return {(parent, self.token_ids[row]): row for row, parent in enumerate(self.parents) if parent is not None}

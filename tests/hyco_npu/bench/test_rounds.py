@@ -24,7 +24,6 @@ from hyco_npu.bench.host import (
     drafted,
     host_trees,
     keep_trees,
-    own_path,
     reference_for,
     replay,
     require_fit,
@@ -138,7 +137,7 @@ def test_the_path_is_the_drafters_own(tmp_path: Path) -> None:
         ("begin", (2,), (5,)),
     ]
     assert begun[1].told == [("begin", (3,), (5,))]
-    assert own_path(tree, (8, 7)) == ()
+    assert tree.along((8, 7)) == ()
 
 
 def test_a_recorded_text_is_the_verifiers_and_truth_goes_on_with_it(tmp_path: Path) -> None:

@@ -213,3 +213,13 @@ def test_rows_of_a_cut_are_the_nodes_they_came_from(seed: int, adds: int, nodes:
         assert cut.tree.scores[row] == scores[node]
         parent = cut.tree.parents[row]
         assert (None if parent is None else cut.nodes[parent]) == tree.parent(node)
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "rows"),
+    [((), ()), ((7,), (1,)), ((7, 5), (1, 3)), ((8, 5, 1), (2, 4)), ((5,), ()), ((7, 6, 5), (1,))],
+)
+def test_rows_along_a_text(token_ids: tuple[int, ...], rows: tuple[int, ...]) -> None:
+    """3 -> 7 -> 5 and 3 -> 8 -> 5."""
+    tree = DraftTree((3, 7, 8, 5, 5), (None, 0, 0, 1, 2), (0.0,) * 5, ("root", *["mtp"] * 4))
+    assert tree.along(token_ids) == rows
