@@ -185,6 +185,7 @@ def wait(folder: pathlib.Path, as_json: JsonOption = False) -> None:
     finally:
         (folder / "cleaned").touch()
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the tests run under nohup
 stop_on_signals()
 app()
 """
