@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from quant.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 WarningText = str
 
@@ -39,6 +43,13 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits()
+MAX_DRIFT = {"htp": DEFAULT_LIMITS.max_drift, "cpu": 0.2, "simulator": 0.2}
+"""By provider, the drift that passes: a host's core is shared, and its times stand for no phone."""
+
+
+def limits_for(provider: str, given: Mapping[str, Any]) -> Limits:
+    """The limits of a run on a provider; `given` are fields of Limits that its user has set."""
+    return Limits(**{"max_drift": MAX_DRIFT[provider], **given})
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def bench(
     no_gate: o.NoGateOption = False,
     check_rounds: o.CheckRoundsOption = None,
     agreement: o.AgreementOption = None,
-    max_drift: o.MaxDriftOption = 0.05,
+    max_drift: o.MaxDriftOption = None,
     min_rounds: o.MinRoundsOption = 10,
     out: o.OutOption = None,
     force: o.ForceOption = False,
@@ -79,7 +79,6 @@ _DEFAULTS = {"blocks": 4, "warm_up_rounds": 3, "threads": 1}
 
 def _rounds_wanted(given: Mapping[str, Any]) -> RoundsWanted:
     from hyco_npu.bench.measure import CheckOptions
-    from hyco_npu.bench.reasons import Limits
     from hyco_npu.cli.bench_rounds import Output, RoundsWanted
 
     names = ("blocks", "cpu_mask", "threads", "profile", "keep")
@@ -95,13 +94,13 @@ def _rounds_wanted(given: Mapping[str, Any]) -> RoundsWanted:
         count=given["count"],
         warm_up_rounds=given["warm_up_rounds"],
         check=CheckOptions(given["check_rounds"], given["agreement"]),
-        limits=Limits(max_drift=given["max_drift"], min_rounds=given["min_rounds"]),
+        limits=_limits(given),
         output=Output(*(given[name] for name in ("out", "force", "estimate", "fit_scale", "as_json"))),
     )
 
 
 def _graphs_wanted(given: Mapping[str, Any]) -> GraphsWanted:
-    from hyco_npu.bench.reasons import Limits
+    from hyco_npu.bench.reasons import limits_for
     from hyco_npu.cli.bench_graphs import GraphsWanted
 
     return GraphsWanted(
@@ -112,7 +111,7 @@ def _graphs_wanted(given: Mapping[str, Any]) -> GraphsWanted:
         perf_modes=tuple(given["perf_mode"] or ()),
         gate=_gate(given),
         keep=given["keep"],
-        limits=Limits(max_drift=given["max_drift"], min_rounds=given["min_rounds"]),
+        limits=limits_for("htp", _limits(given)),
         out=given["out"],
         force=given["force"],
         as_json=given["as_json"],
@@ -138,6 +137,10 @@ def _of_rounds_alone(given: Mapping[str, Any]) -> dict[str, object]:
         "estimate": given["estimate"] is not None,
         "provider": given["provider"] not in (ProviderChoice.AUTO, ProviderChoice.HTP),
     }
+
+
+def _limits(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: given[name] for name in ("max_drift", "min_rounds") if given[name] is not None}
 
 
 def _gate(given: Mapping[str, Any]) -> Any:

@@ -160,8 +160,13 @@ AgreementOption = Annotated[
     ),
 ]
 MaxDriftOption = Annotated[
-    float,
-    typer.Option(min=0.0, help="Largest drift of a block's times, as a share.", rich_help_panel=_CHECKS),
+    float | None,
+    typer.Option(
+        min=0.0,
+        help="Largest drift of a block's times, as a share.",
+        show_default="htp 0.05, else 0.2",
+        rich_help_panel=_CHECKS,
+    ),
 ]
 MinRoundsOption = Annotated[int, typer.Option(min=1, help="Timed rounds that a result needs.", rich_help_panel=_CHECKS)]
 

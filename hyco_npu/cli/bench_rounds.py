@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from device_runner.bench_run import BenchDevice
     from export.estimate import Estimate
     from hyco_npu.bench.measure import BenchRequest, CheckOptions, NewRounds
-    from hyco_npu.bench.reasons import Limits
     from hyco_npu.cli.decode_options import ProviderChoice
 
 
@@ -38,7 +37,7 @@ class RoundsWanted:
     """The command line, sorted.
 
     bundles: head, SLM, the one of pair B. file: recorded rounds. recording: what was said of recording some. run:
-    fields of BenchOptions. count: timed rounds of a block.
+    fields of BenchOptions. count: timed rounds of a block. limits: those of Limits that were set.
     """
 
     device: str | None
@@ -52,7 +51,7 @@ class RoundsWanted:
     count: int | None
     warm_up_rounds: int
     check: CheckOptions
-    limits: Limits
+    limits: Mapping[str, Any]
     output: Output
 
 
@@ -62,6 +61,7 @@ def bench_rounds(wanted: RoundsWanted) -> None:
     from export.bundle import open_bundle
     from hyco_npu.bench.choose import opened_device
     from hyco_npu.bench.measure import admitted, measure
+    from hyco_npu.bench.reasons import limits_for
     from hyco_npu.bench.report import render
     from hyco_npu.bench.report_folder import report_folder, write_report
     from hyco_npu.bench.result import evaluate
@@ -82,7 +82,8 @@ def bench_rounds(wanted: RoundsWanted) -> None:
         chip = admitted(request, progress)
         # before the device's work, which a failing compiler would waste
         estimate = _estimate(wanted, request, progress)
-        result = evaluate(measure(request, chip, report, progress), wanted.limits, estimate)
+        limits = limits_for(request.options.provider, wanted.limits)
+        result = evaluate(measure(request, chip, report, progress), limits, estimate)
         write_report(report, result)
     emit({**result.to_json(), "report": output.out}, output.as_json, lambda console: render(console, result))
     if not output.as_json:

@@ -10,7 +10,7 @@ import pytest
 
 from device_runner.facts import Core
 from device_runner.measurement import TreeCheck
-from hyco_npu.bench.reasons import Limits
+from hyco_npu.bench.reasons import Limits, limits_for
 from hyco_npu.bench.validity import find_reasons, find_warnings
 from quant.errors import UsageError
 
@@ -229,3 +229,9 @@ def test_one_round_that_was_interrupted_does_not_count_as_parts_missing() -> Non
     late = replace(stopped, total_ms=stopped.total_ms + 1000)
     after = tuple(replace(one, start_ns=one.start_ns + 10**9) for one in made.rounds[5:])
     assert find_reasons(measurement(replace(made, rounds=(*made.rounds[:4], late, *after))), LIMITS) == ()
+
+
+def test_a_host_may_drift_further_than_a_phone_unless_it_is_told() -> None:
+    assert limits_for("htp", {}) == Limits()
+    assert limits_for("cpu", {}).max_drift == limits_for("simulator", {}).max_drift == 0.2
+    assert limits_for("cpu", {"max_drift": 0.01, "min_rounds": 3}) == Limits(max_drift=0.01, min_rounds=3)
