@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION: Literal[1] = 1
 DESCRIPTION_NAME = "runner.json"
+HOST_RUNNER, PHONE_RUNNER = Path("host.runner"), Path("phone.runner")
+"""Where `hyco-npu runner build` puts a folder unless it is told."""
 ORT = "libonnxruntime.so"
 QNN_PROVIDER, QNN_BACKEND = "libonnxruntime_providers_qnn.so", "libQnnHtp.so"
 _COMMAND = "`hyco-npu runner build`"

@@ -14,7 +14,7 @@ from device_runner.cache import device_to_ourselves
 from device_runner.devices import choose_device, identify
 from device_runner.host_folder import cached_host_runner
 from device_runner.local import LocalTransport
-from device_runner.runner_folder import RunnerFolder
+from device_runner.runner_folder import PHONE_RUNNER, RunnerFolder
 from quant.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ def opened_device(name: str | None) -> Iterator[BenchDevice]:
 
 
 def chosen_runner(folder: Path | None, identity: Identity | None) -> RunnerFolder:
-    """The named runner, or this machine's own for a device with its processor; built where the cache has none.
+    """The named runner; else this machine's own for a device with its processor, built where the cache has none, and
+    for another device the one that `hyco-npu runner build` has left in the working folder.
 
     Raises UsageError for a device that needs a runner built for it, else as RunnerFolder.load and cached_host_runner.
     """
@@ -52,9 +53,11 @@ def chosen_runner(folder: Path | None, identity: Identity | None) -> RunnerFolde
         return RunnerFolder.load(folder)
     if "x86_64-linux" in runners_for(identity):
         return cached_host_runner()
+    if PHONE_RUNNER.is_dir():
+        return RunnerFolder.load(PHONE_RUNNER)
     raise UsageError(
         f"the device is {device_abis(identity)[0]}: build a runner for it with `hyco-npu runner build` and name its "
-        "folder with --runner"
+        f"folder with --runner, or leave it in {PHONE_RUNNER}"
     )
 
 

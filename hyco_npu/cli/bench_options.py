@@ -29,7 +29,7 @@ RunnerOption = Annotated[
     typer.Option(
         file_okay=False,
         help="Folder of the native runner (`hyco-npu runner build`), or `qnn-net-run`: each graph by Qualcomm's tool.",
-        show_default="this machine's, built once",
+        show_default="phone.runner here; for x86-64 this machine's, built once",
         rich_help_panel=_WHAT,
     ),
 ]

@@ -56,9 +56,7 @@ DeviceOption = Annotated[
 ]
 RunnerOption = Annotated[
     Path | None,
-    typer.Option(
-        file_okay=False, help="With --device: folder of the native runner.", show_default="this machine's, built once"
-    ),
+    typer.Option(file_okay=False, help="With --device: folder of the native runner.", show_default="as bench does"),
 ]
 DeviceProviderOption = Annotated[
     ProviderChoice, typer.Option(help="With --device: what runs the graphs; auto: the phone's NPU, else the CPU.")

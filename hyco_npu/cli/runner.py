@@ -65,6 +65,7 @@ def build(
     as_json: JsonOption = False,
 ) -> None:
     """Build the runner and put it into a folder with ONNX Runtime and QNN, checked: what `bench` pushes."""
+    from device_runner.runner_folder import HOST_RUNNER, PHONE_RUNNER
     from quant.errors import UsageError
 
     files = {"--ort-aar": ort_aar, "--qnn-aar": qnn_aar, "--qnn-runtime-aar": qnn_runtime_aar, "--qairt-sdk": qairt_sdk}
@@ -75,7 +76,7 @@ def build(
         given = [name for name, value in of_a_phone.items() if value]
         if given:
             raise UsageError(f"{given[0]} is for a phone's runner; leave it out with --host")
-        result = _build_host(out or Path("host.runner"), force=force)
+        result = _build_host(out or HOST_RUNNER, force=force)
     else:
         if ort_aar is None or qnn_aar is None:
             raise UsageError(
@@ -86,7 +87,7 @@ def build(
 
         libraries = (ort_aar, qnn_aar, qnn_runtime_aar, qairt_sdk)
         inputs = AndroidInputs(android_ndk, *libraries, tuple(htp_arch or ()), tuple(bundle or ()))
-        result = _build_android(inputs, out or Path("phone.runner"), force=force)
+        result = _build_android(inputs, out or PHONE_RUNNER, force=force)
     emit(result, as_json, lambda console: render_build(console, result))
 
 

@@ -57,6 +57,7 @@ def test_the_runner_is_the_named_one_or_this_machines(
     for_phones: RunnerFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choose, "cached_host_runner", lambda: for_phones)
+    monkeypatch.chdir(tmp_path)
     assert chosen_runner(None, phone("x86_64")) is for_phones
     assert chosen_runner(for_phones.folder, phone("arm64-v8a")).folder == for_phones.folder
     with pytest.raises(
@@ -75,3 +76,12 @@ def test_this_machine_is_a_scratch_folder() -> None:
         folder = Path(device.transport.work_dir)
         assert device.transport.shell(script("pwd"), Timeout(20.0)).stdout.strip() == str(folder)
     assert not folder.exists()
+
+
+def test_a_runner_that_was_built_for_a_phone_is_found_where_it_was_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    facts: dict[str, Any] = {"abi": "arm64-v8a", "qnn_build": QNN, "providers": ("cpu", "htp"), "htp_archs": ("v81",)}
+    scripted_runner(tmp_path / "phone.runner", **facts)
+    assert chosen_runner(None, phone("arm64-v8a")).description.htp_archs == ("v81",)
