@@ -93,7 +93,7 @@ def pushed_folder(transport: Transport, folder: Path, options: PushOptions) -> I
         result = push_folder(transport, folder, options)
     except (KeyboardInterrupt, SystemExit):
         if not options.keep:
-            _remove_quietly(transport, [posixpath.join(transport.work_dir, PUSH_ROOT, options.name)], options)
+            _remove_quietly(transport, [_place(transport, options)], options)
         raise
     try:
         yield result
@@ -114,7 +114,7 @@ def push_folder(transport: Transport, folder: Path, options: PushOptions) -> Pus
         PushError: a file arrived otherwise than it was sent.
     """
     started = time.monotonic()
-    remote = posixpath.join(transport.work_dir, PUSH_ROOT, options.name)
+    remote = _place(transport, options)
     targets = _targets(folder, remote)
     present = _present(transport, targets, options)
     missing = [target for target, there in zip(targets, present, strict=True) if there != target.expected]
@@ -133,6 +133,10 @@ def push_folder(transport: Transport, folder: Path, options: PushOptions) -> Pus
         size_bytes=sum(target.expected.size_bytes for target in missing),
         seconds=time.monotonic() - started,
     )
+
+
+def _place(transport: Transport, options: PushOptions) -> str:
+    return posixpath.join(transport.work_dir, PUSH_ROOT, options.name)
 
 
 def _targets(folder: Path, remote: str) -> list[_Target]:

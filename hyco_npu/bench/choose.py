@@ -61,6 +61,11 @@ def chosen_runner(folder: Path | None, identity: Identity | None) -> RunnerFolde
     )
 
 
+def named_provider(choice: str) -> Provider | None:
+    """The provider of this name; None for `auto`."""
+    return next((name for name in PROVIDERS if name == choice), None)
+
+
 def chosen_provider(wanted: Provider | None, runner: RunnerFolder) -> Provider:
     """The wanted one; without a wish the NPU where the runner has its libraries, else the CPU."""
     if wanted is not None:

@@ -137,10 +137,7 @@ def write_rounds(
     """Write a file in one step and open it. `updates[n]` is what events call update n."""
     arrays: dict[str, np.ndarray] = {}
     for number, update in enumerate(updates):
-        prefix = f"update.{number}."
-        arrays |= {prefix + "hidden": update.hidden, prefix + "embedding": update.embedding}
-        for part, by_kind in (("keys", update.keys), ("values", update.values)):
-            arrays |= {f"{prefix}{part}_{kind}": array for kind, array in by_kind.items()}
+        arrays |= update.named(number)
     tensors = {name: np.ascontiguousarray(array, np.float32) for name, array in arrays.items()}
     recording = {
         "schema_version": SCHEMA_VERSION,

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+_DEFAULTS = {"blocks": 4, "warm_up_rounds": 3, "threads": 1}
+"""Of options that mean nothing to graphs one by one: another value was given."""
+
 
 @command(app, "bench", example="hyco-npu bench --device local --provider cpu --texts 2 --out report")
 def bench(
@@ -38,11 +41,11 @@ def bench(
     texts: o.TextsOption = None,
     max_new_tokens: o.TokensOption = None,
     count: o.CountOption = None,
-    blocks: o.BlocksOption = 4,
-    warm_up_rounds: o.WarmUpOption = 3,
+    blocks: o.BlocksOption = _DEFAULTS["blocks"],
+    warm_up_rounds: o.WarmUpOption = _DEFAULTS["warm_up_rounds"],
     perf_mode: o.PerfModeOption = None,
     cpu_mask: o.CpuMaskOption = None,
-    threads: o.ThreadsOption = 1,
+    threads: o.ThreadsOption = _DEFAULTS["threads"],
     profile: o.ProfileOption = False,
     silence: o.SilenceOption = None,
     keep: o.KeepOption = False,
@@ -74,7 +77,6 @@ def bench(
 
 
 _RECORDING = ("config", "verifier", "prompts", "texts", "max_new_tokens")
-_DEFAULTS = {"blocks": 4, "warm_up_rounds": 3, "threads": 1}
 
 
 def _rounds_wanted(given: Mapping[str, Any]) -> RoundsWanted:

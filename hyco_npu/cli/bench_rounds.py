@@ -98,14 +98,13 @@ def _request(
     wanted: RoundsWanted, source: Path | NewRounds, device: BenchDevice, progress: Callable[[str], None]
 ) -> BenchRequest:
     from device_runner.bench_run import BenchOptions
-    from hyco_npu.bench.choose import PROVIDERS, chosen_modes, chosen_provider, chosen_runner
+    from hyco_npu.bench.choose import chosen_modes, chosen_provider, chosen_runner, named_provider
     from hyco_npu.bench.family import chosen_pairs
     from hyco_npu.bench.measure import BenchRequest
 
     progress("looking for the native runner")
     runner = chosen_runner(wanted.runner, device.identity)
-    named = next((name for name in PROVIDERS if name == wanted.provider.value), None)
-    provider = chosen_provider(named, runner)
+    provider = chosen_provider(named_provider(wanted.provider.value), runner)
     if wanted.perf_modes and provider != "htp":
         progress(f"--perf-mode is the NPU's and means nothing to the provider {provider}: recorded as none")
     if wanted.output.fit_scale is not None and provider != "htp":

@@ -181,7 +181,7 @@ def _device_models(
     """Models whose drafters are on the device; `device` is its name, its runner and provider."""
     from device_runner.admission import require_sound
     from export.bundle import open_bundle
-    from hyco_npu.bench.choose import PROVIDERS
+    from hyco_npu.bench.choose import named_provider
     from hyco_npu.bench.family import chosen_pairs
     from hyco_npu.bench.host import config_for
     from hyco_npu.cli.progress import progress_lines
@@ -192,13 +192,12 @@ def _device_models(
     for folder in filter(None, bundles):
         require_sound(open_bundle(folder))
     name, runner, provider = device
-    named = next((one for one in PROVIDERS if one == provider.value), None)
     with contextlib.ExitStack() as stack:
         # its lines end before the text begins
         with progress_lines(stderr_console()) as progress:
             pair = chosen_pairs(*bundles, None, progress)[0]
             config_for(config, pair)
-            choice = DeviceChoice(name, runner, named)
+            choice = DeviceChoice(name, runner, named_provider(provider.value))
             paths = ModelPaths(verifier or VERIFIER_DIR)
             models = stack.enter_context(device_models(paths, choice, pair, progress))
         yield models

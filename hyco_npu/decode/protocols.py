@@ -37,6 +37,16 @@ class HeadUpdate:
         rows = sum(array.size for array in (*self.keys.values(), *self.values.values()))
         return int(rows + self.hidden.size + self.embedding.size)
 
+    def named(self, number: int) -> dict[str, np.ndarray]:
+        """Its arrays as update.NUMBER.hidden, .embedding, .keys_KIND and .values_KIND.
+
+        The names of files of rounds and of the native runner (device_runner/native/events.h).
+        """
+        arrays = {"hidden": self.hidden, "embedding": self.embedding}
+        for part, by_kind in (("keys", self.keys), ("values", self.values)):
+            arrays |= {f"{part}_{kind}": array for kind, array in by_kind.items()}
+        return {f"update.{number}.{name}": array for name, array in arrays.items()}
+
 
 @dataclass(frozen=True)
 class Reply:

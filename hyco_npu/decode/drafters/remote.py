@@ -76,7 +76,4 @@ def _emitted(reply: Reply) -> dict[str, Any]:
 def _arrays(update: HeadUpdate | None) -> dict[str, np.ndarray]:
     if update is None:
         raise DecodeError("the verifier hands out no state for a head; drafting on a device needs a Gemma 4 verifier")
-    arrays = {"update.0.hidden": update.hidden, "update.0.embedding": update.embedding}
-    for part, by_kind in (("keys", update.keys), ("values", update.values)):
-        arrays |= {f"update.0.{part}_{kind}": array for kind, array in by_kind.items()}
-    return arrays
+    return update.named(0)
